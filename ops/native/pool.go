@@ -1,0 +1,239 @@
+// Package native holds the CPU bodies of the ops as plain functions on slices.
+//
+// A body cuts its work into units by the shape of its operands, never by the
+// number of workers, and every sum runs in a fixed order inside one unit, so a
+// result is bit-equal for any number of workers. Units run on one process-wide
+// pool. In a steady state no body allocates: arguments and scratch are reused.
+package native
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// Float is the element type of a body: float32 in use, float64 in the tests
+// that compare a whole model with its oracle.
+type Float interface{ ~float32 | ~float64 }
+
+// kernel is a unit of work with its arguments: run computes unit i of a call.
+// It is declared once as a package variable (one for each element type) and
+// started with launch; calls are kept and reused, so launch does not allocate.
+type kernel[A any] struct {
+	run  func(a *A, i int)
+	mu   sync.Mutex
+	free []*call[A]
+}
+
+func newKernel[A any](run func(a *A, i int)) *kernel[A] {
+	return &kernel[A]{run: run}
+}
+
+// launch runs units 0..n-1 on the pool and returns when all are done. Units
+// may run in any order and at the same time; each must write its own part.
+func (k *kernel[A]) launch(n int, args A) {
+	if n <= 0 {
+		return
+	}
+	c := k.take()
+	c.args = args
+	helpers := min(Workers(), n) - 1
+	c.start(n, helpers)
+	for range helpers {
+		pool.submit(&c.batch)
+	}
+	c.work()
+	c.wait()
+	p := c.panicked.Swap(nil)
+	c.release()
+	if p != nil {
+		panic(*p)
+	}
+}
+
+func (k *kernel[A]) take() *call[A] {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if n := len(k.free); n > 0 {
+		c := k.free[n-1]
+		k.free = k.free[:n-1]
+		return c
+	}
+	c := &call[A]{}
+	c.done = make(chan struct{}, 1)
+	c.unit = func(i int) { k.run(&c.args, i) }
+	c.recycle = func() {
+		var zero A
+		c.args = zero
+		k.mu.Lock()
+		k.free = append(k.free, c)
+		k.mu.Unlock()
+	}
+	return c
+}
+
+type call[A any] struct {
+	batch
+	args A
+}
+
+// batch is the part of a call that the workers see.
+type batch struct {
+	unit     func(i int)
+	recycle  func()
+	n        int64
+	next     atomic.Int64 // next unit to hand out
+	left     atomic.Int64 // units not finished
+	refs     atomic.Int64 // the caller and the queue entries that still point here
+	panicked atomic.Pointer[any]
+	done     chan struct{}
+}
+
+func (b *batch) start(n, helpers int) {
+	b.n = int64(n)
+	b.next.Store(0)
+	b.left.Store(int64(n))
+	b.refs.Store(int64(helpers) + 1)
+}
+
+func (b *batch) work() {
+	for {
+		i := b.next.Add(1) - 1
+		if i >= b.n {
+			return
+		}
+		b.one(int(i))
+	}
+}
+
+// one runs a unit. A panic is kept for the caller of launch: in a worker it
+// would end the process.
+func (b *batch) one(i int) {
+	defer func() {
+		if p := recover(); p != nil {
+			kept := p // a copy, so that only a panic allocates
+			b.panicked.CompareAndSwap(nil, &kept)
+		}
+		if b.left.Add(-1) == 0 {
+			b.done <- struct{}{}
+		}
+	}()
+	b.unit(i)
+}
+
+func (b *batch) wait() { <-b.done }
+
+// release drops one reference; the last one hands the call back.
+func (b *batch) release() {
+	if b.refs.Add(-1) == 0 {
+		b.recycle()
+	}
+}
+
+var pool = &workers{queue: make(chan *batch, 1024)}
+
+// workers is the pool. A caller always works on its own batch and waits only
+// for units that a worker has begun, so a nested launch cannot deadlock.
+type workers struct {
+	mu      sync.Mutex
+	want    atomic.Int64 // 0: GOMAXPROCS
+	running atomic.Int64
+	queue   chan *batch
+}
+
+// SetWorkers sets how many goroutines, the caller included, share the work of
+// one call. n <= 0 means GOMAXPROCS. It never changes a result.
+func SetWorkers(n int) { pool.want.Store(int64(max(n, 0))) }
+
+// Workers returns how many goroutines share the work of one call.
+func Workers() int {
+	if n := pool.want.Load(); n > 0 {
+		return int(n)
+	}
+	return runtime.GOMAXPROCS(0)
+}
+
+// submit queues b for one helper; with a full queue the caller works alone.
+func (w *workers) submit(b *batch) {
+	if w.running.Load() < int64(Workers()-1) {
+		w.grow()
+	}
+	select {
+	case w.queue <- b:
+	default:
+		b.release()
+	}
+}
+
+func (w *workers) grow() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.running.Load() < int64(Workers()-1) {
+		w.running.Add(1)
+		go func() {
+			for b := range w.queue {
+				b.work()
+				b.release()
+			}
+		}()
+	}
+}
+
+// scratch is a free list of buffers, shared by the calls of one process.
+// Buffers come back with whatever they held.
+type scratch[T any] struct {
+	mu   sync.Mutex
+	free [48][][]T // by power of two
+}
+
+var (
+	scratch32 scratch[float32]
+	scratch64 scratch[float64]
+)
+
+// take returns a buffer of n elements; give returns it.
+func (s *scratch[T]) take(n int) []T {
+	c := sizeClass(n)
+	s.mu.Lock()
+	if l := s.free[c]; len(l) > 0 {
+		b := l[len(l)-1]
+		s.free[c] = l[:len(l)-1]
+		s.mu.Unlock()
+		return b[:n]
+	}
+	s.mu.Unlock()
+	return make([]T, 1<<c)[:n]
+}
+
+func (s *scratch[T]) give(b []T) {
+	c := sizeClass(cap(b))
+	s.mu.Lock()
+	s.free[c] = append(s.free[c], b[:cap(b)])
+	s.mu.Unlock()
+}
+
+func sizeClass(n int) int {
+	c := 4
+	for 1<<c < n {
+		c++
+	}
+	return c
+}
+
+// takeScratch and giveScratch are take and give for a generic body.
+func takeScratch[T Float](n int) []T {
+	var z T
+	if _, ok := any(z).(float32); ok {
+		return any(scratch32.take(n)).([]T)
+	}
+	return any(scratch64.take(n)).([]T)
+}
+
+func giveScratch[T Float](b []T) {
+	switch b := any(b).(type) {
+	case []float32:
+		scratch32.give(b)
+	case []float64:
+		scratch64.give(b)
+	}
+}
