@@ -72,6 +72,15 @@ func (k *kernel[A]) take() *call[A] {
 	return c
 }
 
+// pick returns the kernel that takes A out of the two declared for float32 and
+// float64, for a generic body.
+func pick[A any](k32, k64 any) *kernel[A] {
+	if k, ok := k32.(*kernel[A]); ok {
+		return k
+	}
+	return k64.(*kernel[A])
+}
+
 type call[A any] struct {
 	batch
 	args A

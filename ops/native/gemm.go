@@ -1,0 +1,341 @@
+package native
+
+import "unsafe"
+
+// This file is the matrix product: blocking, packing and the parallel cut.
+// The inner tile is in gemm_tile.go (portable) and gemm_*_amd64.s.
+//
+// Every element of C is one chain of products in the order of k, cut every
+// gemmKC steps where the partial sum is added to C. The chain does not depend
+// on m, n, the transposes, the blocking or the number of workers, so a row of C
+// has the same bits alone (one decoded token) and inside a batch.
+
+const (
+	gemmKC = 256 // length of k in one pass: a packed panel of B stays in L1
+	gemmMC = 48  // rows of a unit
+	gemmNC = 256 // columns of a unit: its part of packed B stays in L2
+
+	gemmAStride   = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
+	gemmPackLimit = 1 << 22     // elements of B packed at a time
+	gemmSmall     = 1 << 17     // products below which one goroutine does it all
+)
+
+// Gemm computes C = alpha op(A) op(B) + beta C in row-major order with
+// op(A) [m,k], op(B) [k,n], C [m,n]; op(X) is X, or its transpose when the flag
+// is set (then A is stored [k,m], B [n,k]). lda, ldb, ldc are row strides of the
+// stored matrices. beta = 0 overwrites C without reading it. k = 0 gives beta C.
+// A and B are read even when alpha = 0, so their NaN and Inf propagate.
+// C must not overlap A or B.
+func Gemm[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
+	gemmAdd(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, c, ldc)
+}
+
+// gemmAdd is Gemm with the added term read from another place:
+// C = alpha op(A) op(B) + beta S with S [m,n] of row stride lds. lds = 0 adds
+// one row (a bias) to every row of C; S = C is Gemm.
+func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, s []T, lds int, c []T, ldc int) {
+	if m <= 0 || n <= 0 {
+		return
+	}
+	g := gemmArgs[T]{
+		gemmOperands: gemmOperands[T]{
+			transA: transA, transB: transB, m: m, n: n, k: k,
+			alpha: alpha, beta: beta, a: a, lda: lda, b: b, ldb: ldb, s: s, lds: lds, c: c, ldc: ldc,
+		},
+	}
+	if m*n*max(k, 1) <= gemmSmall {
+		g.serial()
+		return
+	}
+	nr := tileCols[T]()
+	g.mBlocks = ceilDiv(m, gemmMC)
+	g.nc = gemmNC
+	if g.mBlocks == 1 {
+		// One block of rows: every panel of B is used by one unit alone, which
+		// packs it when it needs it and so reads B once.
+		for g.nc > nr && ceilDiv(n, g.nc) < 16 {
+			g.nc /= 2
+		}
+		launchGemm(&g)
+		return
+	}
+	cols := max(gemmPackLimit/max(k, 1)/g.nc, 1) * g.nc
+	for j := 0; j < n; j += cols {
+		g.j0, g.n = j, min(n, j+cols)
+		width := ceilDiv(g.n-j, nr) * nr
+		g.packed = takeScratch[T](k * width)
+		launchGemmPack(&g)
+		launchGemm(&g)
+		giveScratch(g.packed)
+	}
+}
+
+// gemmSerial is Gemm on the calling goroutine, for use inside a unit of another
+// kernel. Meant for tiles: A is read where it lies, B is packed a panel at a
+// time only when it is transposed or too large to stay in L1. It does not
+// allocate in a steady state.
+func gemmSerial[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
+	if m <= 0 || n <= 0 {
+		return
+	}
+	g := gemmOperands[T]{
+		transA: transA, transB: transB, m: m, n: n, k: k,
+		alpha: alpha, beta: beta, a: a, lda: lda, b: b, ldb: ldb, s: c, lds: ldc, c: c, ldc: ldc,
+	}
+	g.serial()
+}
+
+type gemmOperands[T Float] struct {
+	transA, transB bool
+	m, n, k        int
+	alpha, beta    T
+	a              []T
+	lda            int
+	b              []T
+	ldb            int
+	s              []T
+	lds            int
+	c              []T
+	ldc            int
+}
+
+// gemmArgs are the arguments of one launch: columns j0..n of C.
+type gemmArgs[T Float] struct {
+	gemmOperands[T]
+	j0      int
+	packed  []T // op(B)'s columns j0..n: for every pass over k its panels [kc, nr], or nil
+	mBlocks int
+	nc      int
+}
+
+var (
+	gemm32     = newKernel(gemmUnit[float32])
+	gemm64     = newKernel(gemmUnit[float64])
+	gemmPack32 = newKernel(gemmPackUnit[float32])
+	gemmPack64 = newKernel(gemmPackUnit[float64])
+)
+
+func launchGemm[T Float](g *gemmArgs[T]) {
+	k := pick[gemmArgs[T]](gemm32, gemm64)
+	k.launch(g.mBlocks*ceilDiv(g.n-g.j0, g.nc), *g)
+}
+
+func launchGemmPack[T Float](g *gemmArgs[T]) {
+	k := pick[gemmArgs[T]](gemmPack32, gemmPack64)
+	k.launch(ceilDiv(g.n-g.j0, g.nc), *g)
+}
+
+// gemmPackUnit packs nc columns of op(B) for every pass over k.
+func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
+	nr := tileCols[T]()
+	width := ceilDiv(g.n-g.j0, nr) * nr
+	j0 := g.j0 + i*g.nc
+	j1 := min(j0+g.nc, g.n)
+	for p := 0; p < g.k; p += gemmKC {
+		kc := min(gemmKC, g.k-p)
+		for j := j0; j < j1; j += nr {
+			g.packB(g.packed[p*width+(j-g.j0)*kc:], p, kc, j, min(nr, j1-j), nr)
+		}
+	}
+}
+
+// gemmUnit computes one block of gemmMC rows and nc columns of C.
+func gemmUnit[T Float](g *gemmArgs[T], unit int) {
+	nr := tileCols[T]()
+	width := ceilDiv(g.n-g.j0, nr) * nr
+	i0 := unit % g.mBlocks * gemmMC
+	i1 := min(i0+gemmMC, g.m)
+	j0 := g.j0 + unit/g.mBlocks*g.nc
+	j1 := min(j0+g.nc, g.n)
+	t := g.firstPass()
+	aPacked := takeScratch[T](gemmMC * gemmAStride)
+	var panel []T
+	if g.packed == nil {
+		panel = takeScratch[T](gemmKC * nr)
+	}
+	for p := 0; p < g.k || p == 0; p += gemmKC {
+		kc := min(gemmKC, g.k-p)
+		t.k = kc
+		g.packA(aPacked, i0, i1, p, kc)
+		for j := j0; j < j1; j += nr {
+			cols := min(nr, j1-j)
+			b := panel
+			if g.packed != nil {
+				b = g.packed[p*width+(j-g.j0)*kc:]
+			} else {
+				g.packB(panel, p, kc, j, cols, nr)
+			}
+			for i := i0; i < i1; {
+				rows := tileRows[T](i1 - i)
+				var a []T
+				rsa, csa := gemmAStride, 1
+				if g.transA {
+					a, rsa, csa = aPacked[(i-i0)*kc:], 1, rows
+				} else {
+					a = aPacked[(i-i0)*gemmAStride:]
+				}
+				t.run(rows, cols, a, rsa, csa, b, nr, i, j)
+				i += rows
+			}
+		}
+		t.nextPass()
+	}
+	if panel != nil {
+		giveScratch(panel)
+	}
+	giveScratch(aPacked)
+}
+
+// packA copies rows i0..i1 of op(A), columns p..p+kc. A row-major A keeps its
+// rows; a transposed one becomes panels [kc, rows] of the tile's heights.
+func (g *gemmOperands[T]) packA(dst []T, i0, i1, p, kc int) {
+	if kc == 0 {
+		return
+	}
+	if !g.transA {
+		for i := i0; i < i1; i++ {
+			copy(dst[(i-i0)*gemmAStride:][:kc], g.a[i*g.lda+p:])
+		}
+		return
+	}
+	for i := i0; i < i1; {
+		rows := tileRows[T](i1 - i)
+		d := dst[(i-i0)*kc:][:rows*kc]
+		if rows == 12 {
+			for q := range kc {
+				*(*[12]T)(d[q*12:]) = *(*[12]T)(g.a[(p+q)*g.lda+i:])
+			}
+		} else {
+			for q := range kc {
+				copy(d[q*rows:][:rows], g.a[(p+q)*g.lda+i:])
+			}
+		}
+		i += rows
+	}
+}
+
+// packB copies op(B) rows p..p+kc, columns j..j+cols into a panel [kc, nr] and
+// fills the columns beyond cols with zeros.
+func (g *gemmOperands[T]) packB(dst []T, p, kc, j, cols, nr int) {
+	if kc == 0 {
+		return
+	}
+	if g.transB {
+		packTransposed(dst, g.b[j*g.ldb+p:], g.ldb, kc, cols, nr)
+		return
+	}
+	for q := range kc {
+		d := dst[q*nr:][:nr]
+		n := copy(d[:cols], g.b[(p+q)*g.ldb+j:])
+		clear(d[n:])
+	}
+}
+
+// packTransposed is packB for a B stored [n,k]: b starts at its first element.
+func packTransposed[T Float](dst, b []T, ldb, kc, cols, nr int) {
+	for q := range kc {
+		d := dst[q*nr:][:nr]
+		for j := range cols {
+			d[j] = b[j*ldb+q]
+		}
+		clear(d[cols:])
+	}
+}
+
+// serial computes all of C with tiles on operands that lie where they are.
+func (g *gemmOperands[T]) serial() {
+	nr := tileCols[T]()
+	t := g.firstPass()
+	rsa, csa := g.lda, 1
+	if g.transA {
+		rsa, csa = 1, g.lda
+	}
+	var panel []T
+	for p := 0; p < g.k || p == 0; p += gemmKC {
+		kc := min(gemmKC, g.k-p)
+		t.k = kc
+		for j := 0; j < g.n; j += nr {
+			cols := min(nr, g.n-j)
+			var b []T
+			rsb := nr
+			switch {
+			case kc == 0:
+			case g.transB || cols < nr && !tileMasks[T]():
+				if panel == nil {
+					panel = takeScratch[T](gemmKC * nr)
+				}
+				g.packB(panel, p, kc, j, cols, nr)
+				b = panel
+			default:
+				b, rsb = g.b[p*g.ldb+j:], g.ldb
+			}
+			for i := 0; i < g.m; {
+				rows := tileRows[T](g.m - i)
+				var a []T
+				if kc > 0 {
+					a = g.a[i*rsa+p*csa:]
+				}
+				t.run(rows, cols, a, rsa, csa, b, rsb, i, j)
+				i += rows
+			}
+		}
+		t.nextPass()
+	}
+	if panel != nil {
+		giveScratch(panel)
+	}
+}
+
+// tilePass is one pass over k: what is added to the products, and where.
+type tilePass[T Float] struct {
+	k           int
+	alpha, beta T
+	s, c        []T
+	lds, ldc    int
+}
+
+// firstPass adds beta S; nextPass makes the following passes add to C.
+func (g *gemmOperands[T]) firstPass() tilePass[T] {
+	return tilePass[T]{alpha: g.alpha, beta: g.beta, s: g.s, lds: g.lds, c: g.c, ldc: g.ldc}
+}
+
+func (t *tilePass[T]) nextPass() { t.beta, t.s, t.lds = 1, t.c, t.ldc }
+
+// run computes the tile of rows x cols at (i, j) of C.
+func (t *tilePass[T]) run(rows, cols int, a []T, rsa, csa int, b []T, rsb, i, j int) {
+	c := t.c[i*t.ldc+j:]
+	var s []T
+	if t.beta != 0 {
+		s = t.s[i*t.lds+j:]
+	}
+	if unsafe.Sizeof(t.alpha) == 4 && gemmKernel != portableKernel {
+		args := tileArgs{
+			rows: rows, cols: cols, k: t.k,
+			a: unsafe.Pointer(unsafe.SliceData(a)), rsa: rsa * 4, csa: csa * 4,
+			b: unsafe.Pointer(unsafe.SliceData(b)), rsb: rsb * 4,
+			s: unsafe.Pointer(unsafe.SliceData(s)), lds: t.lds * 4,
+			c: unsafe.Pointer(unsafe.SliceData(c)), ldc: t.ldc * 4,
+			alpha: float32(t.alpha), beta: float32(t.beta),
+		}
+		args.run()
+		return
+	}
+	tilePortable(rows, cols, t.k, a, rsa, csa, b, rsb, t.alpha, t.beta, s, t.lds, c, t.ldc)
+}
+
+// tileArgs are the arguments of an assembly tile; strides are in bytes. The
+// offsets are known to the .s files. A nil s means beta = 0.
+type tileArgs struct {
+	rows, cols, k int            // 0, 8, 16
+	a             unsafe.Pointer // 24
+	rsa, csa      int            // 32, 40
+	b             unsafe.Pointer // 48
+	rsb           int            // 56
+	s             unsafe.Pointer // 64
+	lds           int            // 72
+	c             unsafe.Pointer // 80
+	ldc           int            // 88
+	alpha, beta   float32        // 96, 100
+}
+
+func ceilDiv(a, b int) int { return (a + b - 1) / b }

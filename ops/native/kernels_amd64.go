@@ -1,0 +1,65 @@
+//go:build amd64 && !purego
+
+package native
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
+
+// This file binds the assembly and decides which of it the CPU can run.
+
+func chooseKernel() int {
+	best := portableKernel
+	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
+		best = avx2Kernel
+		if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL {
+			best = avx512Kernel
+		}
+	}
+	for k, name := range kernelNames {
+		if name == os.Getenv("SEAFAN_KERNELS") {
+			return min(k, best)
+		}
+	}
+	return best
+}
+
+//go:noescape
+func tileAVX512(t *tileArgs)
+
+//go:noescape
+func tileAVX2(t *tileArgs)
+
+func (t *tileArgs) run() {
+	if gemmKernel == avx512Kernel {
+		tileAVX512(t)
+		return
+	}
+	t.runAVX2()
+}
+
+// runAVX2 runs the AVX2 tile, which has no masks: a tile of fewer columns is
+// computed in a buffer of full width. B must be readable at full width.
+func (t *tileArgs) runAVX2() {
+	const nr = 16
+	if t.cols == nr {
+		tileAVX2(t)
+		return
+	}
+	var buf [6 * nr]float32
+	full := *t
+	full.c, full.ldc = unsafe.Pointer(&buf), nr*4
+	if t.s != nil {
+		for i := range t.rows {
+			copy(buf[i*nr:], unsafe.Slice((*float32)(unsafe.Add(t.s, i*t.lds)), t.cols))
+		}
+		full.s, full.lds = unsafe.Pointer(&buf), nr*4
+	}
+	tileAVX2(&full)
+	for i := range t.rows {
+		copy(unsafe.Slice((*float32)(unsafe.Add(t.c, i*t.ldc)), t.cols), buf[i*nr:])
+	}
+}
