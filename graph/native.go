@@ -1,0 +1,231 @@
+package graph
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+)
+
+// Feeds are the inputs of a run by name: []float32, []float64, []int32,
+// []int64 or []bool of the input's size.
+type Feeds map[string]any
+
+// Native runs a plan with the bodies in Go. It owns its arena and allocates
+// nothing once it is built. It is not for two goroutines at a time: make one
+// each; they share the parameters.
+type Native struct {
+	plan   *Plan
+	arena  []byte
+	calls  []Call
+	params []*Param
+	inputs []feedSlot
+	poison bool
+	timing []time.Duration
+}
+
+type feedSlot struct {
+	name string
+	to   Tensor
+}
+
+// NativeOption changes a Native.
+type NativeOption func(*Native)
+
+// Poison fills the arena with NaN before each run, so that a body which reads
+// what nobody wrote shows.
+func Poison() NativeOption { return func(r *Native) { r.poison = true } }
+
+// Timing makes the runs measure their steps, for Profile.
+func Timing() NativeOption {
+	return func(r *Native) { r.timing = make([]time.Duration, len(r.plan.Steps)) }
+}
+
+// Native binds the plan to an arena. Every step must have a body, and every
+// parameter a value.
+func (p *Plan) Native(opts ...NativeOption) (*Native, error) {
+	r := &Native{plan: p}
+	for _, o := range opts {
+		o(r)
+	}
+	for _, n := range p.nodes {
+		if n.param != nil {
+			if !n.param.HasValue() {
+				return nil, fmt.Errorf("graph: Native: parameter %s has no value: initialise it or load a checkpoint", n.param.Name)
+			}
+			r.params = append(r.params, n.param)
+		}
+	}
+	for _, s := range p.Steps {
+		if s.Node.def.Native == nil {
+			return nil, fmt.Errorf("graph: Native: %s", located(s.Node.name, s.Node.op.Name(), errors.New("no native body is registered")))
+		}
+	}
+	r.arena = alignedBytes(p.Arena)
+	r.fillPoison()
+	for _, n := range p.nodes {
+		if n.feed() {
+			r.inputs = append(r.inputs, feedSlot{n.name, r.tensor(n)})
+		}
+	}
+	r.calls = make([]Call, len(p.Steps))
+	for i, s := range p.Steps {
+		c := Call{Op: s.Node.op}
+		for _, in := range s.Node.in {
+			c.In = append(c.In, r.tensor(in))
+		}
+		if _, ok := s.Node.op.(Aliaser); ok {
+			c.Out = []Tensor{r.tensor(s.Node)}
+		} else {
+			c.Out = s.Node.split(r.tensor(s.Node))
+		}
+		r.calls[i] = c
+	}
+	return r, nil
+}
+
+// tensor is the memory of a node's value.
+func (r *Native) tensor(n *Node) Tensor {
+	pl := r.plan.places[n]
+	mem := r.arena
+	if pl.Leaf != nil {
+		if mem = pl.Leaf.value; pl.Leaf.param != nil {
+			mem = pl.Leaf.param.Tensor().mem
+		}
+	}
+	end := pl.Offset + n.typ.Bytes()
+	return Tensor{n.typ, mem[pl.Offset:end:end]}
+}
+
+// Do runs the plan. It checks the feeds before any work, and the context
+// between steps.
+func (r *Native) Do(ctx context.Context, feeds Feeds) error {
+	if err := r.checkFeeds(feeds); err != nil {
+		return err
+	}
+	if r.poison {
+		r.fillPoison()
+	}
+	for _, in := range r.inputs {
+		b, _, _ := bytesOf(feeds[in.name])
+		copy(in.to.mem, b)
+	}
+	for i := range r.calls {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if r.timing == nil {
+			if err := r.plan.Steps[i].Node.run(&r.calls[i]); err != nil {
+				return err
+			}
+			continue
+		}
+		t := time.Now()
+		if err := r.plan.Steps[i].Node.run(&r.calls[i]); err != nil {
+			return err
+		}
+		r.timing[i] += time.Since(t)
+	}
+	return nil
+}
+
+// run calls the body of n; its error, or panic, comes back with n's name.
+func (n *Node) run(c *Call) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = located(n.name, n.op.Name(), fmt.Errorf("panic: %v", p))
+		}
+	}()
+	if n.def.Native == nil {
+		return located(n.name, n.op.Name(), errors.New("no native body is registered"))
+	}
+	if err := n.def.Native(c); err != nil {
+		return located(n.scope, n.op.Name(), err)
+	}
+	return nil
+}
+
+func (r *Native) checkFeeds(feeds Feeds) error {
+	for _, in := range r.inputs {
+		v, ok := feeds[in.name]
+		if !ok {
+			return fmt.Errorf("graph: Do: input %s (%s) was not fed", in.name, in.to.Type)
+		}
+		b, dt, ok := bytesOf(v)
+		if !ok || dt != in.to.DType || len(b) != len(in.to.mem) {
+			return fmt.Errorf("graph: Do: input %s must be %d elements of %s, got %s", in.name, in.to.Size(), in.to.DType, feedText(v))
+		}
+	}
+	if len(feeds) == len(r.inputs) {
+		return nil
+	}
+	var unknown []string
+	for name := range feeds {
+		if !slices.ContainsFunc(r.inputs, func(in feedSlot) bool { return in.name == name }) {
+			unknown = append(unknown, name)
+		}
+	}
+	sort.Strings(unknown)
+	return fmt.Errorf("graph: Do: the plan has no input %s", strings.Join(unknown, ", "))
+}
+
+func feedText(v any) string {
+	b, dt, ok := bytesOf(v)
+	if !ok {
+		return fmt.Sprintf("%T", v)
+	}
+	return fmt.Sprintf("%d of %s", len(b)/dt.Size(), dt)
+}
+
+// Value is the value of one of the plan's outputs after a run. Its memory is
+// the executor's: the next run writes to it.
+func (r *Native) Value(n *Node) (Tensor, error) {
+	if !slices.Contains(r.plan.Outputs, n) {
+		return Tensor{}, fmt.Errorf("graph: Value: %s is not an output of the plan", n.name)
+	}
+	return r.tensor(n), nil
+}
+
+// Plan is the plan that r runs.
+func (r *Native) Plan() *Plan { return r.plan }
+
+func (r *Native) fillPoison() {
+	for i := range r.arena {
+		r.arena[i] = 0xff // NaN in every float type, -1 in every integer
+	}
+}
+
+// Profile lists the time spent by op since the executor was made with Timing,
+// the longest first.
+func (r *Native) Profile() string {
+	if r.timing == nil {
+		return "graph: Profile: made without Timing\n"
+	}
+	type row struct {
+		op    string
+		t     time.Duration
+		calls int
+		flops int64
+	}
+	rows := map[string]*row{}
+	var list []*row
+	for i, s := range r.plan.Steps {
+		name := s.Node.op.Name()
+		if rows[name] == nil {
+			rows[name] = &row{op: name}
+			list = append(list, rows[name])
+		}
+		rows[name].t += r.timing[i]
+		rows[name].calls++
+		rows[name].flops += s.FLOPs
+	}
+	slices.SortStableFunc(list, func(a, b *row) int { return int(b.t - a.t) })
+	var sb strings.Builder
+	for _, x := range list {
+		fmt.Fprintf(&sb, "%-24s %4d steps %12v %s a run\n", x.op, x.calls, x.t, flopsText(x.flops))
+	}
+	return sb.String()
+}

@@ -1,0 +1,116 @@
+package graph
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// Op is one operation with its attributes: a noun struct such as
+// Attention{Causal: true}. Its meanings (gradient, bodies) stand in tables
+// keyed by its name, so that code outside the module can add an op, or a body
+// for an op, with the same calls as ours.
+type Op interface {
+	// Name is the key of the tables: "attention".
+	Name() string
+	// Infer gives the types of the results, or the reason why the inputs do
+	// not fit: what is required and what was got, with every shape. The
+	// caller adds path and name. Several results must have one element type.
+	Infer(in []Type) ([]Type, error)
+}
+
+// Aliaser is an Op whose one result is the memory of an input: a view, or a
+// state that the body writes to. Only an Op that writes has a body.
+type Aliaser interface {
+	Op
+	Alias() int
+}
+
+// Def is what graph knows of an op by name.
+type Def struct {
+	Name string
+
+	// Grad builds the gradient of the inputs from the gradient of the result,
+	// one node an input, nil where it is not differentiable. For an op with
+	// several results use g.Out. Nil: not differentiable.
+	Grad func(g *GradCall) []*Node
+
+	// NoGrad lists inputs that have no gradient although they are floats.
+	NoGrad []int
+
+	// Native is the body in Go.
+	Native func(c *Call) error
+
+	// FLOPs counts the floating-point operations of one run; nil: one for
+	// each element of the results.
+	FLOPs func(op Op, in, out []Type) int64
+
+	// InPlace lists inputs whose memory the first result may take over when
+	// nothing reads them later: the body reads element i of them before it
+	// writes element i.
+	InPlace []int
+
+	// Symbolic ops stand in a gradient while it is taken and are never run.
+	Symbolic bool
+}
+
+// Call is one execution of a body. The tensors do not overlap, except as
+// Def.InPlace and Aliaser allow.
+type Call struct {
+	Op  Op
+	In  []Tensor
+	Out []Tensor
+}
+
+var registry = struct {
+	sync.RWMutex
+	defs map[string]*Def
+}{defs: map[string]*Def{}}
+
+// Register adds an op to the tables. It panics when the name is taken: that is
+// a mistake in the program, found when it starts.
+func Register(d Def) {
+	registry.Lock()
+	defer registry.Unlock()
+	if d.Name == "" || registry.defs[d.Name] != nil {
+		panic(fmt.Sprintf("graph: Register: the name %q is empty or taken", d.Name))
+	}
+	registry.defs[d.Name] = &d
+}
+
+// Lookup finds an op by name.
+func Lookup(name string) (Def, bool) {
+	if d := lookup(name); d != nil {
+		return *d, true
+	}
+	return Def{}, false
+}
+
+func lookup(name string) *Def {
+	registry.RLock()
+	defer registry.RUnlock()
+	return registry.defs[name]
+}
+
+// Registered lists the names of all ops, sorted.
+func Registered() []string {
+	registry.RLock()
+	defer registry.RUnlock()
+	names := make([]string, 0, len(registry.defs))
+	for n := range registry.defs {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (d *Def) flops(op Op, in, out []Type) int64 {
+	if d.FLOPs != nil {
+		return d.FLOPs(op, in, out)
+	}
+	var n int64
+	for _, t := range out {
+		n += int64(t.Size())
+	}
+	return n
+}

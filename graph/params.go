@@ -1,0 +1,98 @@
+package graph
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/seafan/seafan/graph/dtype"
+)
+
+// Param is a leaf with memory of its own: a weight, or a state that an op
+// writes to. Graphs built on one Params share it by pointer.
+type Param struct {
+	Name  string
+	Type  Type
+	State bool // written by ops, not trained
+
+	mem     []byte
+	version uint64
+}
+
+// Tensor is the value, allocated on first use.
+func (p *Param) Tensor() Tensor {
+	if p.mem == nil {
+		p.mem = alignedBytes(p.Type.Bytes())
+	}
+	return Tensor{p.Type, p.mem}
+}
+
+// HasValue reports whether p has been given a value (or is a state, which
+// starts as zeros).
+func (p *Param) HasValue() bool { return p.version > 0 || p.State }
+
+// Version counts the changes of the value, so that a packed, quantised or
+// uploaded copy knows when it is stale.
+func (p *Param) Version() uint64 { return p.version }
+
+// Touch says that the value has changed: call it after writing to Tensor.
+func (p *Param) Touch() { p.version++ }
+
+// Trainable reports whether p is a weight in a type that gradients have.
+func (p *Param) Trainable() bool {
+	return !p.State && (p.Type.DType == dtype.Float32 || p.Type.DType == dtype.Float64)
+}
+
+// Params holds the weights and states of a model by name. The graphs for
+// training, evaluation and each length share one Params.
+type Params struct {
+	mu    sync.Mutex
+	names map[string]*Param
+	order []*Param
+}
+
+// NewParams returns an empty set.
+func NewParams() *Params { return &Params{names: map[string]*Param{}} }
+
+// Add declares a parameter. Declaring it again with the same type returns the
+// one that is there.
+func (s *Params) Add(name string, t Type, state bool) (*Param, error) {
+	if name == "" {
+		return nil, fmt.Errorf("a parameter needs a name")
+	}
+	if err := t.check(); err != nil {
+		return nil, fmt.Errorf("parameter %s: %w", name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.names[name]; p != nil {
+		if !slices.Equal(p.Type.Shape, t.Shape) {
+			return nil, fmt.Errorf("parameter %s has shape %s, the graph asks for %s", name, p.Type.Dims(), t.Dims())
+		}
+		if p.State != state {
+			return nil, fmt.Errorf("parameter %s is used both as a weight and as a state", name)
+		}
+		if state && p.Type.DType != t.DType {
+			return nil, fmt.Errorf("state %s holds %s, the graph asks for %s", name, p.Type.DType, t.DType)
+		}
+		return p, nil
+	}
+	p := &Param{Name: name, Type: Type{t.DType, slices.Clone(t.Shape)}, State: state}
+	s.names[name] = p
+	s.order = append(s.order, p)
+	return p, nil
+}
+
+// Get finds a parameter by name; nil when there is none.
+func (s *Params) Get(name string) *Param {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.names[name]
+}
+
+// All lists the parameters in the order they were declared.
+func (s *Params) All() []*Param {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.order)
+}

@@ -1,0 +1,242 @@
+package graph
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+)
+
+// Plan is the static schedule of some outputs: the steps in order and a place
+// in memory for every value. It knows nothing of the executor that walks it.
+type Plan struct {
+	Outputs []*Node
+	Steps   []Step
+	Arena   int // bytes of the arena
+	Values  int // bytes of all values in the arena, were each to have its own
+
+	b      *Builder
+	nodes  []*Node
+	places map[*Node]Place
+	bufs   []*buffer
+}
+
+// Step is one execution of a body.
+type Step struct {
+	Node  *Node
+	FLOPs int64
+}
+
+// Place is where a value lies: in the memory of a parameter or constant (Leaf
+// not nil), else in the arena.
+type Place struct {
+	Leaf   *Node
+	Offset int // bytes
+}
+
+// buffer is a stretch of memory that one or more values share: a node, its
+// views, and results that take its place.
+type buffer struct {
+	root        *Node
+	bytes       int
+	first, last int // steps; first is -1 for inputs
+	offset      int
+}
+
+// Plan orders what the outputs need, drops the rest, and places the values.
+func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	if len(outputs) == 0 {
+		return nil, errors.New("graph: Plan: no outputs")
+	}
+	for i, o := range outputs {
+		if o == nil || o.bad() || o.b != b.shared {
+			return nil, fmt.Errorf("graph: Plan: output %d is not a node of this graph", i)
+		}
+	}
+	p := &Plan{Outputs: slices.Clone(outputs), b: b, nodes: ancestors(b, outputs), places: map[*Node]Place{}}
+	if err := checkStates(p.nodes); err != nil {
+		return nil, err
+	}
+	for _, n := range p.nodes {
+		if n.def == nil || n.isView() {
+			continue
+		}
+		if n.def.Symbolic {
+			return nil, fmt.Errorf("graph: Plan: %s: %s exists only while a gradient is taken", n.name, n.op.Name())
+		}
+		types := make([]Type, len(n.in))
+		for i, in := range n.in {
+			types[i] = in.typ
+		}
+		p.Steps = append(p.Steps, Step{n, n.def.flops(n.op, types, n.outs)})
+	}
+	p.place()
+	return p, nil
+}
+
+// isView reports whether n needs no work: its value is in its input's memory.
+func (n *Node) isView() bool {
+	_, ok := n.op.(Aliaser)
+	return ok && n.def.Native == nil
+}
+
+// place gives every value a buffer and every buffer an offset.
+func (p *Plan) place() {
+	stepOf := make(map[*Node]int, len(p.Steps))
+	for i, s := range p.Steps {
+		stepOf[s.Node] = i
+	}
+	end := len(p.Steps)
+	last := p.lastUses(stepOf, end)
+	of := map[*Node]*buffer{} // by root
+	for _, n := range p.nodes {
+		if n.param != nil || n.value != nil {
+			p.places[n] = Place{Leaf: n}
+			continue
+		}
+		if n.op == nil {
+			of[n] = p.newBuffer(n, -1, last[n])
+			continue
+		}
+		root := n.root()
+		if root != n {
+			continue // placed below, with its root
+		}
+		at := stepOf[n]
+		if h := p.takeOver(n, at, of); h != nil {
+			h.last = max(last[n], at)
+			of[n] = h
+			continue
+		}
+		of[n] = p.newBuffer(n, at, max(last[n], at))
+	}
+	p.assign()
+	for _, n := range p.nodes {
+		if buf := of[n]; buf != nil {
+			p.places[n] = Place{Offset: buf.offset}
+		} else if n.op != nil {
+			place := p.places[n.in[n.op.(Aliaser).Alias()]]
+			place.Offset += n.aliasOffset()
+			p.places[n] = place
+		}
+	}
+}
+
+func (p *Plan) newBuffer(n *Node, first, last int) *buffer {
+	buf := &buffer{root: n, bytes: align64(n.typ.Bytes()), first: first, last: last}
+	p.bufs = append(p.bufs, buf)
+	p.Values += buf.bytes
+	return buf
+}
+
+// lastUses tells for each root the last step that reads its memory.
+func (p *Plan) lastUses(stepOf map[*Node]int, end int) map[*Node]int {
+	last := map[*Node]int{}
+	for _, n := range p.nodes {
+		if at, ok := stepOf[n]; ok {
+			for _, in := range n.in {
+				last[in.root()] = at
+			}
+		}
+	}
+	for _, o := range p.Outputs {
+		last[o.root()] = end
+	}
+	return last
+}
+
+// takeOver finds an input whose buffer the result of n can have: one that the
+// op allows, that has the same size, and that nothing reads after this step.
+func (p *Plan) takeOver(n *Node, at int, of map[*Node]*buffer) *buffer {
+	if len(n.outs) != 1 {
+		return nil
+	}
+	for _, i := range n.def.InPlace {
+		if i >= len(n.in) {
+			continue
+		}
+		in := n.in[i]
+		buf := of[in.root()]
+		// A value inside a packed one does not have the buffer to itself.
+		if buf == nil || buf.first < 0 || buf.last != at || in.typ.Bytes() != n.typ.Bytes() || buf.bytes != align64(n.typ.Bytes()) {
+			continue
+		}
+		shared := false
+		for j, other := range n.in {
+			shared = shared || j != i && of[other.root()] == buf
+		}
+		if !shared {
+			return buf
+		}
+	}
+	return nil
+}
+
+func align64(n int) int { return (n + 63) &^ 63 }
+
+// assign places the buffers: the largest first, each at the lowest offset
+// where nothing that lives at the same time lies.
+func (p *Plan) assign() {
+	order := slices.Clone(p.bufs)
+	sort.SliceStable(order, func(i, j int) bool { return order[i].bytes > order[j].bytes })
+	var placed []*buffer // by offset
+	for _, b := range order {
+		at := 0
+		for _, q := range placed {
+			if q.last < b.first || b.last < q.first {
+				continue
+			}
+			if at+b.bytes <= q.offset {
+				break
+			}
+			at = max(at, q.offset+q.bytes)
+		}
+		b.offset = at
+		i := sort.Search(len(placed), func(i int) bool { return placed[i].offset > at })
+		placed = slices.Insert(placed, i, b)
+		p.Arena = max(p.Arena, at+b.bytes)
+	}
+}
+
+// Place tells where the value of n lies.
+func (p *Plan) Place(n *Node) (Place, bool) {
+	pl, ok := p.places[n]
+	return pl, ok
+}
+
+// Nodes lists the nodes of the plan in order, leaves and views included.
+func (p *Plan) Nodes() []*Node { return slices.Clone(p.nodes) }
+
+// Inputs lists the values that every run must be given.
+func (p *Plan) Inputs() []*Node {
+	var in []*Node
+	for _, n := range p.nodes {
+		if n.feed() {
+			in = append(in, n)
+		}
+	}
+	return in
+}
+
+// FLOPs is the work of one run.
+func (p *Plan) FLOPs() int64 {
+	var f int64
+	for _, s := range p.Steps {
+		f += s.FLOPs
+	}
+	return f
+}
+
+// ParamBytes is the size of the parameters and states that the plan reads.
+func (p *Plan) ParamBytes() int {
+	n := 0
+	for _, m := range p.nodes {
+		if m.param != nil {
+			n += m.typ.Bytes()
+		}
+	}
+	return n
+}

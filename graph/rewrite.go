@@ -1,0 +1,112 @@
+package graph
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Substitute decides what becomes of an op node n in a pass: its results built
+// anew from the rebuilt inputs (with ApplyAll), or nil to keep the node.
+type Substitute func(n *Node, in []*Node) []*Node
+
+// Rewrite is how a pass changes a graph: it builds a new one, node by node,
+// with the substitutes in place of their originals. Parameters are shared, and
+// names and outputs stay.
+func Rewrite(b *Builder, sub Substitute) (*Builder, error) {
+	nb, _, err := rewrite(b, b.nodes, sub)
+	return nb, err
+}
+
+// rewrite rebuilds the given nodes, inputs before users, and tells what became
+// of each.
+func rewrite(b *Builder, nodes []*Node, sub Substitute) (*Builder, map[*Node][]*Node, error) {
+	if b.err != nil {
+		return nil, nil, b.err
+	}
+	nb := New(Share(b.params), Float(b.float))
+	became := make(map[*Node][]*Node, len(nodes))
+	for _, n := range nodes {
+		nb.scope = n.scope
+		if n.op == nil {
+			m := nb.leaf(n.Label(), n.typ, n.param, n.value)
+			became[n] = []*Node{m}
+			continue
+		}
+		if r, ok := n.op.(result); ok {
+			became[n] = became[n.in[0]][r.Index : r.Index+1]
+			continue
+		}
+		in := make([]*Node, len(n.in))
+		for i, c := range n.in {
+			in[i] = became[c][0]
+		}
+		nb.within = n
+		var out []*Node
+		if sub != nil {
+			out = sub(n, in)
+		}
+		if out == nil {
+			out = ApplyAll(n.Label(), n.op, in...)
+		}
+		nb.within = nil
+		if nb.err != nil {
+			return nil, nil, nb.err
+		}
+		if err := fits(n, out); err != nil {
+			return nil, nil, located(n.name, n.op.Name(), err)
+		}
+		became[n] = out
+	}
+	nb.scope = b.scope
+	for _, o := range b.outputs {
+		if m := became[o.node]; m != nil {
+			nb.Output(o.name, m[0])
+		}
+	}
+	return nb, became, nb.err
+}
+
+// fits holds a substitute to the results of the node it stands for.
+func fits(n *Node, out []*Node) error {
+	if len(out) < len(n.outs) {
+		return fmt.Errorf("rewrite: the substitute has %d results, the node has %d", len(out), len(n.outs))
+	}
+	for i, t := range n.outs {
+		switch {
+		case out[i] == nil || out[i].bad():
+			return errors.New("rewrite: the substitute is not a node")
+		case !out[i].typ.Equal(t):
+			return fmt.Errorf("rewrite: result %d of the substitute is %s, must be %s", i, out[i].typ, t)
+		}
+	}
+	return nil
+}
+
+// Label is the name inside the scope.
+func (n *Node) Label() string {
+	return strings.TrimPrefix(strings.TrimPrefix(n.name, n.scope), ".")
+}
+
+// ancestors lists what the outputs depend on, inputs before users.
+func ancestors(b *Builder, outputs []*Node) []*Node {
+	live := make(map[*Node]bool, len(b.nodes))
+	for _, o := range outputs {
+		live[o] = true
+	}
+	var list []*Node
+	for i := len(b.nodes) - 1; i >= 0; i-- {
+		n := b.nodes[i]
+		if !live[n] {
+			continue
+		}
+		for _, in := range n.in {
+			live[in] = true
+		}
+		list = append(list, n)
+	}
+	for i, j := 0, len(list)-1; i < j; i, j = i+1, j-1 {
+		list[i], list[j] = list[j], list[i]
+	}
+	return list
+}

@@ -1,0 +1,102 @@
+package graph
+
+import (
+	"fmt"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+)
+
+// Verify holds a graph to its rules: no two gorgonia nodes with one hash, no op
+// but ours and gorgonia's sum of gradients, unique names, inputs before users,
+// shapes as Infer says, and states read before they are written or after, as
+// the graph says. Tests call it after every pass.
+func Verify(b *Builder) error {
+	if b.err != nil {
+		return b.err
+	}
+	byHash := map[uint32]*gorgonia.Node{}
+	for _, gn := range b.g.AllNodes() {
+		if other := byHash[gn.Hashcode()]; other != nil {
+			return fmt.Errorf("graph: Verify: %v and %v have one hash", gn, other)
+		}
+		byHash[gn.Hashcode()] = gn
+		if op := gn.Op(); op != nil {
+			if _, ours := op.(*adapter); !ours && !strings.HasPrefix(op.String(), "+") {
+				return fmt.Errorf("graph: Verify: %v uses gorgonia's op %v; only its sum of gradients is allowed", gn, op)
+			}
+		}
+	}
+	names := map[string]bool{}
+	seen := map[*Node]bool{}
+	for _, n := range b.nodes {
+		if names[n.name] {
+			return fmt.Errorf("graph: Verify: two nodes are named %q", n.name)
+		}
+		names[n.name] = true
+		seen[n] = true
+		if n.op == nil {
+			continue
+		}
+		types := make([]Type, len(n.in))
+		for i, in := range n.in {
+			if !seen[in] {
+				return fmt.Errorf("graph: Verify: %s stands before its input %s", n.name, in.name)
+			}
+			types[i] = in.typ
+		}
+		outs, err := infer(n.op, types)
+		if err != nil {
+			return fmt.Errorf("graph: Verify: %w", located(n.name, n.op.Name(), err))
+		}
+		if !packed(outs).Equal(n.typ) {
+			return fmt.Errorf("graph: Verify: %s: %s: the node is %s, Infer says %s", n.name, n.op.Name(), n.typ, packed(outs))
+		}
+	}
+	return checkStates(b.nodes)
+}
+
+// checkStates refuses an order in which an op would read a state after another
+// op has written it. Who wants the new content must use the writer's result.
+func checkStates(nodes []*Node) error {
+	writer := map[*Node]*Node{} // root of a state: the node whose result is its newest content
+	for _, n := range nodes {
+		for _, in := range n.in {
+			root := in.root()
+			if w := writer[root]; w != nil && !in.follows(w) {
+				return fmt.Errorf("graph: %s reads %s after %s has written it: use the result of %s", n.name, in.name, w.name, w.name)
+			}
+		}
+		if al, ok := n.op.(Aliaser); ok && n.def.Native != nil {
+			root := n.in[al.Alias()].root()
+			if root.param == nil || !root.param.State {
+				return fmt.Errorf("graph: %s: %s writes to %s, which is not a state", n.name, n.op.Name(), root.name)
+			}
+			writer[root] = n
+		}
+	}
+	return nil
+}
+
+// root is the node whose memory n is in.
+func (n *Node) root() *Node {
+	for {
+		al, ok := n.op.(Aliaser)
+		if !ok {
+			return n
+		}
+		n = n.in[al.Alias()]
+	}
+}
+
+// follows reports whether n is w or a view made from w's result.
+func (n *Node) follows(w *Node) bool {
+	for n != w {
+		al, ok := n.op.(Aliaser)
+		if !ok {
+			return false
+		}
+		n = n.in[al.Alias()]
+	}
+	return true
+}
