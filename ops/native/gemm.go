@@ -232,10 +232,22 @@ func (g *gemmOperands[T]) packB(dst []T, p, kc, j, cols, nr int) {
 }
 
 // packTransposed is packB for a B stored [n,k]: b starts at its first element.
+// Whole blocks go through the assembly, the edges through the loop.
 func packTransposed[T Float](dst, b []T, ldb, kc, cols, nr int) {
+	blockK, blockCols := 0, 0 // what the assembly has done
+	if edge := transposeEdge[T](); edge > 0 {
+		blockK, blockCols = kc/edge*edge, cols/edge*edge
+		for j := 0; j < blockCols && blockK > 0; j += edge {
+			transposeBlocks(unsafe.Pointer(&dst[j]), nr*4, unsafe.Pointer(&b[j*ldb]), ldb*4, kc/edge)
+		}
+	}
 	for q := range kc {
+		j0 := 0
+		if q < blockK {
+			j0 = blockCols
+		}
 		d := dst[q*nr:][:nr]
-		for j := range cols {
+		for j := j0; j < cols; j++ {
 			d[j] = b[j*ldb+q]
 		}
 		clear(d[cols:])

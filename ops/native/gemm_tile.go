@@ -68,6 +68,20 @@ func tileRows[T Float](left int) int {
 	return 1
 }
 
+// transposeEdge is the side of the blocks that transposeBlocks moves, 0 if none.
+func transposeEdge[T Float]() int {
+	var z T
+	if unsafe.Sizeof(z) == 4 {
+		switch gemmKernel {
+		case avx512Kernel:
+			return 16
+		case avx2Kernel:
+			return 8
+		}
+	}
+	return 0
+}
+
 // tileMasks says that a tile reads no column of B beyond cols.
 func tileMasks[T Float]() bool {
 	var z T

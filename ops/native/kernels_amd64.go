@@ -63,3 +63,19 @@ func (t *tileArgs) runAVX2() {
 		copy(unsafe.Slice((*float32)(unsafe.Add(t.c, i*t.ldc)), t.cols), buf[i*nr:])
 	}
 }
+
+//go:noescape
+func transposeAVX512(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int)
+
+//go:noescape
+func transposeAVX2(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int)
+
+// transposeBlocks turns rows of src into columns of dst, transposeEdge rows and
+// that many columns a block; strides are in bytes.
+func transposeBlocks(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int) {
+	if gemmKernel == avx512Kernel {
+		transposeAVX512(dst, ldd, src, lds, blocks)
+		return
+	}
+	transposeAVX2(dst, ldd, src, lds, blocks)
+}

@@ -1,0 +1,234 @@
+//go:build amd64 && !purego
+
+#include "textflag.h"
+
+// Transposes for packing a panel of B that is stored [n,k]: rows of the source
+// become columns of the panel. Both read each cache line of the source once and
+// write whole vectors; the shuffles (two a cycle) are the bound: 4 for 16
+// elements with AVX-512, 3 for 8 with AVX2.
+//
+// The scheme is the same for both: rows 2i and 2i+1 are interleaved by element,
+// then groups of four rows by pairs, which transposes every 4x4 block in its
+// 128-bit lane; the rest moves whole lanes.
+
+// func transposeAVX512(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int)
+//
+// 16 rows of 16*blocks columns at src (row stride lds bytes) become 16*blocks
+// rows of 16 at dst (row stride ldd bytes).
+//	Z0..Z15 rows, then lanes transposed; Z16..Z31 the other half of each stage
+//	SI R8 R9 R10 source at rows 0, 4, 8, 12, R11 lds, R12 3 lds
+//	DI destination, AX ldd
+TEXT ·transposeAVX512(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), DI
+	MOVQ ldd+8(FP), AX
+	MOVQ src+16(FP), SI
+	MOVQ lds+24(FP), R11
+	MOVQ blocks+32(FP), CX
+	LEAQ (R11)(R11*2), R12
+	LEAQ (SI)(R11*4), R8
+	LEAQ (R8)(R11*4), R9
+	LEAQ (R9)(R11*4), R10
+
+block16:
+	VMOVUPS (SI), Z0
+	VMOVUPS (SI)(R11*1), Z1
+	VMOVUPS (SI)(R11*2), Z2
+	VMOVUPS (SI)(R12*1), Z3
+	VMOVUPS (R8), Z4
+	VMOVUPS (R8)(R11*1), Z5
+	VMOVUPS (R8)(R11*2), Z6
+	VMOVUPS (R8)(R12*1), Z7
+	VMOVUPS (R9), Z8
+	VMOVUPS (R9)(R11*1), Z9
+	VMOVUPS (R9)(R11*2), Z10
+	VMOVUPS (R9)(R12*1), Z11
+	VMOVUPS (R10), Z12
+	VMOVUPS (R10)(R11*1), Z13
+	VMOVUPS (R10)(R11*2), Z14
+	VMOVUPS (R10)(R12*1), Z15
+
+	VUNPCKLPS Z1, Z0, Z16
+	VUNPCKHPS Z1, Z0, Z17
+	VUNPCKLPS Z3, Z2, Z18
+	VUNPCKHPS Z3, Z2, Z19
+	VUNPCKLPS Z5, Z4, Z20
+	VUNPCKHPS Z5, Z4, Z21
+	VUNPCKLPS Z7, Z6, Z22
+	VUNPCKHPS Z7, Z6, Z23
+	VUNPCKLPS Z9, Z8, Z24
+	VUNPCKHPS Z9, Z8, Z25
+	VUNPCKLPS Z11, Z10, Z26
+	VUNPCKHPS Z11, Z10, Z27
+	VUNPCKLPS Z13, Z12, Z28
+	VUNPCKHPS Z13, Z12, Z29
+	VUNPCKLPS Z15, Z14, Z30
+	VUNPCKHPS Z15, Z14, Z31
+
+	VUNPCKLPD Z18, Z16, Z0
+	VUNPCKHPD Z18, Z16, Z1
+	VUNPCKLPD Z19, Z17, Z2
+	VUNPCKHPD Z19, Z17, Z3
+	VUNPCKLPD Z22, Z20, Z4
+	VUNPCKHPD Z22, Z20, Z5
+	VUNPCKLPD Z23, Z21, Z6
+	VUNPCKHPD Z23, Z21, Z7
+	VUNPCKLPD Z26, Z24, Z8
+	VUNPCKHPD Z26, Z24, Z9
+	VUNPCKLPD Z27, Z25, Z10
+	VUNPCKHPD Z27, Z25, Z11
+	VUNPCKLPD Z30, Z28, Z12
+	VUNPCKHPD Z30, Z28, Z13
+	VUNPCKLPD Z31, Z29, Z14
+	VUNPCKHPD Z31, Z29, Z15
+
+	VSHUFF32X4 $0x88, Z4, Z0, Z16
+	VSHUFF32X4 $0xdd, Z4, Z0, Z17
+	VSHUFF32X4 $0x88, Z12, Z8, Z18
+	VSHUFF32X4 $0xdd, Z12, Z8, Z19
+	VSHUFF32X4 $0x88, Z5, Z1, Z20
+	VSHUFF32X4 $0xdd, Z5, Z1, Z21
+	VSHUFF32X4 $0x88, Z13, Z9, Z22
+	VSHUFF32X4 $0xdd, Z13, Z9, Z23
+	VSHUFF32X4 $0x88, Z6, Z2, Z24
+	VSHUFF32X4 $0xdd, Z6, Z2, Z25
+	VSHUFF32X4 $0x88, Z14, Z10, Z26
+	VSHUFF32X4 $0xdd, Z14, Z10, Z27
+	VSHUFF32X4 $0x88, Z7, Z3, Z28
+	VSHUFF32X4 $0xdd, Z7, Z3, Z29
+	VSHUFF32X4 $0x88, Z15, Z11, Z30
+	VSHUFF32X4 $0xdd, Z15, Z11, Z31
+
+	VSHUFF32X4 $0x88, Z18, Z16, Z0
+	VSHUFF32X4 $0x88, Z19, Z17, Z4
+	VSHUFF32X4 $0xdd, Z18, Z16, Z8
+	VSHUFF32X4 $0xdd, Z19, Z17, Z12
+	VSHUFF32X4 $0x88, Z22, Z20, Z1
+	VSHUFF32X4 $0x88, Z23, Z21, Z5
+	VSHUFF32X4 $0xdd, Z22, Z20, Z9
+	VSHUFF32X4 $0xdd, Z23, Z21, Z13
+	VSHUFF32X4 $0x88, Z26, Z24, Z2
+	VSHUFF32X4 $0x88, Z27, Z25, Z6
+	VSHUFF32X4 $0xdd, Z26, Z24, Z10
+	VSHUFF32X4 $0xdd, Z27, Z25, Z14
+	VSHUFF32X4 $0x88, Z30, Z28, Z3
+	VSHUFF32X4 $0x88, Z31, Z29, Z7
+	VSHUFF32X4 $0xdd, Z30, Z28, Z11
+	VSHUFF32X4 $0xdd, Z31, Z29, Z15
+
+	VMOVUPS Z0, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z1, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z2, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z3, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z4, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z5, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z6, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z7, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z8, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z9, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z10, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z11, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z12, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z13, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z14, (DI)
+	ADDQ AX, DI
+	VMOVUPS Z15, (DI)
+	ADDQ AX, DI
+
+	ADDQ $64, SI
+	ADDQ $64, R8
+	ADDQ $64, R9
+	ADDQ $64, R10
+	DECQ CX
+	JNZ  block16
+	VZEROUPPER
+	RET
+
+// func transposeAVX2(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int)
+//
+// 8 rows of 8*blocks columns at src (row stride lds bytes) become 8*blocks rows
+// of 8 at dst (row stride ldd bytes).
+//	Y0..Y7 rows, then lanes transposed; Y8..Y15 the other half of each stage
+//	SI R8 source at rows 0, 4, R11 lds, R12 3 lds, DI destination, AX ldd
+TEXT ·transposeAVX2(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), DI
+	MOVQ ldd+8(FP), AX
+	MOVQ src+16(FP), SI
+	MOVQ lds+24(FP), R11
+	MOVQ blocks+32(FP), CX
+	LEAQ (R11)(R11*2), R12
+	LEAQ (SI)(R11*4), R8
+
+block8:
+	VMOVUPS (SI), Y0
+	VMOVUPS (SI)(R11*1), Y1
+	VMOVUPS (SI)(R11*2), Y2
+	VMOVUPS (SI)(R12*1), Y3
+	VMOVUPS (R8), Y4
+	VMOVUPS (R8)(R11*1), Y5
+	VMOVUPS (R8)(R11*2), Y6
+	VMOVUPS (R8)(R12*1), Y7
+
+	VUNPCKLPS Y1, Y0, Y8
+	VUNPCKHPS Y1, Y0, Y9
+	VUNPCKLPS Y3, Y2, Y10
+	VUNPCKHPS Y3, Y2, Y11
+	VUNPCKLPS Y5, Y4, Y12
+	VUNPCKHPS Y5, Y4, Y13
+	VUNPCKLPS Y7, Y6, Y14
+	VUNPCKHPS Y7, Y6, Y15
+
+	VUNPCKLPD Y10, Y8, Y0
+	VUNPCKHPD Y10, Y8, Y1
+	VUNPCKLPD Y11, Y9, Y2
+	VUNPCKHPD Y11, Y9, Y3
+	VUNPCKLPD Y14, Y12, Y4
+	VUNPCKHPD Y14, Y12, Y5
+	VUNPCKLPD Y15, Y13, Y6
+	VUNPCKHPD Y15, Y13, Y7
+
+	VPERM2F128 $0x20, Y4, Y0, Y8
+	VPERM2F128 $0x31, Y4, Y0, Y12
+	VPERM2F128 $0x20, Y5, Y1, Y9
+	VPERM2F128 $0x31, Y5, Y1, Y13
+	VPERM2F128 $0x20, Y6, Y2, Y10
+	VPERM2F128 $0x31, Y6, Y2, Y14
+	VPERM2F128 $0x20, Y7, Y3, Y11
+	VPERM2F128 $0x31, Y7, Y3, Y15
+
+	VMOVUPS Y8, (DI)
+	ADDQ AX, DI
+	VMOVUPS Y9, (DI)
+	ADDQ AX, DI
+	VMOVUPS Y10, (DI)
+	ADDQ AX, DI
+	VMOVUPS Y11, (DI)
+	ADDQ AX, DI
+	VMOVUPS Y12, (DI)
+	ADDQ AX, DI
+	VMOVUPS Y13, (DI)
+	ADDQ AX, DI
+	VMOVUPS Y14, (DI)
+	ADDQ AX, DI
+	VMOVUPS Y15, (DI)
+	ADDQ AX, DI
+
+	ADDQ $32, SI
+	ADDQ $32, R8
+	DECQ CX
+	JNZ  block8
+	VZEROUPPER
+	RET
