@@ -1,0 +1,230 @@
+// Attention: softmax(scale q k^T) v by tiles with a running softmax, dense or
+// ragged; the scores of a pair of sequences are never held whole.
+package native
+
+import "math"
+
+// AttentionMask says which scores stay. The entry of batch b, query head h,
+// query i and key j is Keep[b*B + h*H + i*Q + j*K], true = keep; a stride of 0
+// broadcasts. Keep nil means no mask. Of ragged sequences i counts the packed
+// queries (B is not used) and j the keys of the query's own sequence.
+type AttentionMask struct {
+	Keep       []bool
+	B, H, Q, K int
+}
+
+// AttentionArgs are the operands of Attention and AttentionGrad.
+//
+// Dense: q [B,Lq,Hq,D], k [B,Lk,Hkv,D], v [B,Lk,Hkv,Dv] give out
+// [B,Lq,Hq,Dv] and lse [B,Hq,Lq]. With KVLen [B] only the first KVLen[b] keys
+// of batch b exist, and the diagonal is that of the shorter sequence.
+//
+// Ragged, when QIndptr is set: sequence b owns queries QIndptr[b]:QIndptr[b+1]
+// of q [Lq,Hq,D] and keys KVIndptr[b]:KVIndptr[b+1] of k [Lk,Hkv,D] and v
+// [Lk,Hkv,Dv], Lq and Lk being the packed totals; out is [Lq,Hq,Dv], lse
+// [Hq,Lq]. Sequences do not see each other.
+type AttentionArgs[T Float] struct {
+	Out, LSE []T // LSE may be nil
+	Q, K, V  []T
+
+	B, Lq, Lk int // sequences, queries and keys of each (totals when ragged)
+	Hq, Hkv   int // query head h reads key head h/(Hq/Hkv)
+	D, Dv     int
+
+	Scale   float64 // factor of q k^T; 0 means 1/sqrt(D)
+	Softcap float64 // c > 0: scores become c tanh(score/c)
+	Causal  bool    // query i of a sequence sees key j when j <= i+Lk-Lq
+	Window  int     // w > 0: only keys j > i+Lk-Lq-w are seen
+	Sinks   []T     // [Hq]: a logit that joins the sum of its head's softmax; nil for none
+	Mask    AttentionMask
+
+	KVLen             []int32 // [B], dense only; nil means Lk everywhere
+	QIndptr, KVIndptr []int32 // [B+1], both or neither
+}
+
+// Attention writes
+//
+//	s(i,j)  = cap(scale q(i).k(j)) for the keys j that query i sees
+//	out(i)  = sum_j exp(s(i,j) - lse(i)) v(j)
+//	lse(i)  = log(sum_j exp(s(i,j)) [+ exp(sink)])   natural logarithm
+//
+// A query that sees no key gets out exactly 0 and lse -Inf, with or without a
+// sink. A key or value that no query of its sequence sees is never read into
+// the sums, so NaN there changes nothing. The result of a sequence does not
+// depend on the others of the call.
+//
+// Source: Dao et al., FlashAttention (arXiv:2205.14135).
+func Attention[T Float](a AttentionArgs[T]) {
+	f := forwardOf(&a)
+	f.run()
+}
+
+func forwardOf[T Float](a *AttentionArgs[T]) attnForward[T] {
+	f := attnForward[T]{
+		attnHeads: headsOf(a),
+		q:         a.Q, out: a.Out, lse: a.LSE, sinks: a.Sinks,
+		kv: kvSource[T]{k: a.K, v: a.V, hkv: a.Hkv, d: a.D, dv: a.Dv},
+	}
+	return f
+}
+
+// attnHeads is what forward and backward share: sizes, which key a query sees,
+// and where each sequence lies.
+type attnHeads[T Float] struct {
+	b, lq, lk, hq, hkv, g, d, dv int
+	scale, softcap               T
+	causal                       bool
+	window                       int
+	mask                         AttentionMask
+	kvLen, qIndptr, kvIndptr     []int32
+	pages                        pageTable // paged keys: lengths come from here
+}
+
+func headsOf[T Float](a *AttentionArgs[T]) attnHeads[T] {
+	return attnHeads[T]{
+		b: a.B, lq: a.Lq, lk: a.Lk, hq: a.Hq, hkv: a.Hkv, g: a.Hq / max(a.Hkv, 1), d: a.D, dv: a.Dv,
+		scale: scoreScale[T](a.Scale, a.D), softcap: T(a.Softcap),
+		causal: a.Causal, window: a.Window, mask: a.Mask,
+		kvLen: a.KVLen, qIndptr: a.QIndptr, kvIndptr: a.KVIndptr,
+	}
+}
+
+func scoreScale[T Float](scale float64, d int) T {
+	if scale == 0 {
+		scale = 1 / math.Sqrt(float64(max(d, 1)))
+	}
+	return T(scale)
+}
+
+// attnSeq is one sequence: queries q0..q0+lq and keys k0..k0+lk in units of
+// tokens of the whole operand (k0 is not used for pages).
+type attnSeq struct {
+	b, q0, lq, k0, lk int
+}
+
+func (h *attnHeads[T]) seq(b int) attnSeq {
+	s := attnSeq{b: b, q0: b * h.lq, lq: h.lq, k0: b * h.lk, lk: h.lk}
+	if h.qIndptr != nil {
+		s.q0 = int(h.qIndptr[b])
+		s.lq = int(h.qIndptr[b+1]) - s.q0
+	}
+	switch {
+	case h.pages.pageSize > 0:
+		s.k0, s.lk = 0, h.pages.length(b)
+	case h.kvIndptr != nil:
+		s.k0 = int(h.kvIndptr[b])
+		s.lk = int(h.kvIndptr[b+1]) - s.k0
+	case h.kvLen != nil:
+		s.lk = int(h.kvLen[b])
+	}
+	return s
+}
+
+// longest returns the largest number of queries of a sequence.
+func (h *attnHeads[T]) longest() int {
+	if h.qIndptr == nil {
+		return h.lq
+	}
+	n := 0
+	for b := range h.b {
+		n = max(n, int(h.qIndptr[b+1])-int(h.qIndptr[b]))
+	}
+	return n
+}
+
+// span returns the half-open range of keys that query i sees before the mask.
+// Both ends never decrease with i.
+func (h *attnHeads[T]) span(s attnSeq, i int) (lo, hi int) {
+	p := i + s.lk - s.lq
+	lo, hi = 0, s.lk
+	if h.causal {
+		hi = min(hi, p+1)
+	}
+	if h.window > 0 {
+		lo = max(0, p-h.window+1)
+	}
+	return min(lo, s.lk), max(hi, min(lo, s.lk))
+}
+
+// queries returns a range of queries that holds all that see a key of j0..j1.
+func (h *attnHeads[T]) queries(s attnSeq, j0, j1 int) (lo, hi int) {
+	off := s.lk - s.lq
+	lo, hi = 0, s.lq
+	if h.causal {
+		lo = max(lo, j0-off)
+	}
+	if h.window > 0 {
+		hi = min(hi, j1-1-off+h.window)
+	}
+	return lo, max(lo, hi)
+}
+
+// lseAt returns where lse of (s, head, query 0) lies.
+func (h *attnHeads[T]) lseAt(s attnSeq, head int) int {
+	if h.qIndptr != nil {
+		return head*h.lq + s.q0
+	}
+	return (s.b*h.hq + head) * h.lq
+}
+
+// keepRow returns the mask entries of keys j0..j1 of a query, with their stride.
+func (h *attnHeads[T]) keepRow(s attnSeq, head, i, j0, j1 int) ([]bool, int) {
+	m := &h.mask
+	at := head*m.H + j0*m.K
+	if h.qIndptr != nil {
+		at += (s.q0 + i) * m.Q
+	} else {
+		at += s.b*m.B + i*m.Q
+	}
+	return m.Keep[at : at+(j1-1-j0)*m.K+1], m.K
+}
+
+// attnForward is one call of the forward pass, dense, ragged or paged.
+type attnForward[T Float] struct {
+	attnHeads[T]
+	q, out, lse, sinks []T
+	kv                 kvSource[T]
+	tiles              int // of the longest sequence
+}
+
+var (
+	attnForward32 = newKernel(attnForwardTile[float32])
+	attnForward64 = newKernel(attnForwardTile[float64])
+)
+
+func (f *attnForward[T]) run() {
+	if f.hkv == 0 {
+		return
+	}
+	f.tiles = ceilDiv(f.longest()*f.g, attnRows)
+	n := f.tiles * f.b * f.hkv
+	switch f := any(*f).(type) {
+	case attnForward[float32]:
+		attnForward32.launch(n, f)
+	case attnForward[float64]:
+		attnForward64.launch(n, f)
+	}
+}
+
+// attnForwardTile computes attnRows rows of one key head of one sequence. A
+// row is a (query, head of the group) pair, so that one pass over the keys
+// serves the whole group. Tiles are counted from the start of the sequence,
+// and the late ones, which see most keys under a causal mask, go first.
+func attnForwardTile[T Float](f *attnForward[T], unit int) {
+	heads := f.b * f.hkv
+	s := f.seq(unit % heads / f.hkv)
+	hk := unit % heads % f.hkv
+	r0 := (f.tiles - 1 - unit/heads) * attnRows
+	rows := min(attnRows, s.lq*f.g-r0)
+	if rows <= 0 {
+		return
+	}
+	w := attnState[T]{f: f, s: s, hk: hk, r0: r0, rows: rows}
+	w.open()
+	first, _ := f.span(s, r0/f.g)
+	_, last := f.span(s, (r0+rows-1)/f.g)
+	for j0 := first / attnKeys * attnKeys; j0 < last; j0 += attnKeys {
+		w.attend(j0, min(attnKeys, s.lk-j0))
+	}
+	w.finish()
+}

@@ -1,0 +1,273 @@
+package native
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seafan/seafan/ops/optest"
+	"github.com/stretchr/testify/require"
+)
+
+var nan = math.NaN()
+
+// runAttention runs a in float32 on buffers full of NaN.
+func runAttention(t *testing.T, a optest.Attention, q, k, v, dout []float64) AttentionGradArgs[float32] {
+	t.Helper()
+	r := newAttnRun[float32](a, q, k, v, dout, nil)
+	r.run(t)
+	return r.args
+}
+
+func ones(n int) []float64 {
+	x := make([]float64, n)
+	for i := range x {
+		x[i] = 1
+	}
+	return x
+}
+
+func TestA01_RowThatSeesNothing(t *testing.T) {
+	for name, a := range map[string]optest.Attention{
+		"mask":             {Mask: []bool{true, true, false, false}, MaskShape: []int{1, 2, 2}},
+		"causal and mask":  {Mask: []bool{true, false, false, false}, MaskShape: []int{1, 2, 2}, Causal: true},
+		"sinks and a mask": {Mask: []bool{true, true, false, false}, MaskShape: []int{1, 2, 2}, Sinks: []float64{1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a.B, a.Lq, a.Lk, a.Hq, a.Hkv, a.D, a.Dv = 1, 2, 2, 1, 1, 32, 32
+			n := 2 * 32
+			q, k, v := optest.Normals("q", n, 1), optest.Normals("k", n, 1), optest.Normals("v", n, 1)
+			dout := optest.Normals("dout", n, 1)
+			got := runAttention(t, a, q, k, v, dout)
+			require.Equal(t, make([]float32, 32), got.Out[32:])
+			require.True(t, math.IsInf(float64(got.LSE[1]), -1))
+			require.Equal(t, make([]float32, 32), got.DQ[32:])
+
+			// Row 1 adds nothing, even if all it holds is NaN.
+			for i := 32; i < 64; i++ {
+				q[i], dout[i] = nan, nan
+			}
+			again := runAttention(t, a, q, k, v, dout)
+			require.Equal(t, got.Out, again.Out)
+			require.Equal(t, got.DQ, again.DQ)
+			require.Equal(t, got.DK, again.DK)
+			require.Equal(t, got.DV, again.DV)
+			require.Equal(t, got.DSinks, again.DSinks)
+			for _, x := range [][]float32{got.DQ, got.DK, got.DV, got.DSinks} {
+				require.True(t, finite(x))
+			}
+		})
+	}
+}
+
+func TestA02_HiddenNaNChangesNothing(t *testing.T) {
+	a := optest.Attention{B: 1, Lq: 3, Lk: 2, Hq: 1, Hkv: 1, D: 4, Dv: 4, Mask: []bool{true, false}, MaskShape: []int{1, 2}}
+	q, dout := optest.Normals("q", 12, 1), optest.Normals("dout", 12, 1)
+	for _, bad := range []float64{nan, math.Inf(1), math.Inf(-1)} {
+		k, v := optest.Normals("k", 8, 1), optest.Normals("v", 8, 1)
+		clear(k[4:])
+		clear(v[4:])
+		want := runAttention(t, a, q, k, v, dout)
+		for i := 4; i < 8; i++ {
+			k[i], v[i] = bad, bad
+		}
+		got := runAttention(t, a, q, k, v, dout)
+		require.Equal(t, want.Out, got.Out)
+		require.Equal(t, want.DQ, got.DQ)
+		require.Equal(t, want.DK, got.DK)
+		require.Equal(t, want.DV, got.DV)
+		require.Equal(t, make([]float32, 4), got.DK[4:])
+		require.Equal(t, make([]float32, 4), got.DV[4:])
+	}
+}
+
+// A key that some queries see and others do not: NaN reaches only the former,
+// forward and backward, and a query with NaN only the keys that it sees.
+func TestA02_NaNReachesOnlyWhoSeesIt(t *testing.T) {
+	a := optest.Attention{B: 1, Lq: 200, Lk: 200, Hq: 2, Hkv: 1, D: 4, Dv: 4, Causal: true, Window: 50}
+	nq, nk := a.Lq*a.Hq*a.D, a.Lk*a.D
+	q, k, v, dout := optest.Normals("q", nq, 1), optest.Normals("k", nk, 1), optest.Normals("v", nk, 1), optest.Normals("dout", nq, 1)
+	clean := runAttention(t, a, q, k, v, dout)
+	const at = 100
+	t.Run("key and value", func(t *testing.T) {
+		k, v := append([]float64(nil), k...), append([]float64(nil), v...)
+		k[at*4], v[at*4+1] = nan, nan
+		got := runAttention(t, a, q, k, v, dout)
+		for i := range a.Lq {
+			rows := got.Out[i*8 : i*8+8]
+			if i < at || i >= at+50 {
+				require.Equal(t, clean.Out[i*8:i*8+8], rows, i)
+				require.Equal(t, clean.DQ[i*8:i*8+8], got.DQ[i*8:i*8+8], i)
+			} else {
+				require.True(t, rows[0] != rows[0] && rows[5] != rows[5], i)
+			}
+		}
+		for j := range a.Lk {
+			if j <= at-50 || j >= at+50 {
+				require.Equal(t, clean.DK[j*4:j*4+4], got.DK[j*4:j*4+4], j)
+				require.Equal(t, clean.DV[j*4:j*4+4], got.DV[j*4:j*4+4], j)
+			}
+		}
+	})
+	t.Run("value only", func(t *testing.T) {
+		v := append([]float64(nil), v...)
+		v[at*4+1] = math.Inf(1)
+		got := runAttention(t, a, q, k, v, dout)
+		for i := range a.Lq {
+			if i < at || i >= at+50 {
+				require.Equal(t, clean.Out[i*8:i*8+8], got.Out[i*8:i*8+8], i)
+			} else {
+				require.True(t, math.IsInf(float64(got.Out[i*8+1]), 1), i)
+				require.True(t, math.Abs(float64(got.Out[i*8]-clean.Out[i*8])) < 1e-6, i)
+			}
+		}
+	})
+	t.Run("query", func(t *testing.T) {
+		q, dout := append([]float64(nil), q...), append([]float64(nil), dout...)
+		q[at*8], dout[at*8+1] = nan, nan
+		got := runAttention(t, a, q, k, v, dout)
+		for j := range a.Lk {
+			if j > at || j <= at-50 {
+				require.Equal(t, clean.DK[j*4:j*4+4], got.DK[j*4:j*4+4], j)
+				require.Equal(t, clean.DV[j*4:j*4+4], got.DV[j*4:j*4+4], j)
+			} else {
+				require.True(t, got.DK[j*4] != got.DK[j*4] && got.DV[j*4+1] != got.DV[j*4+1], j)
+			}
+		}
+	})
+}
+
+// Very low logits are not masked ones.
+func TestA02_LowLogitsAreNotMasked(t *testing.T) {
+	a := optest.Attention{B: 1, Lq: 1, Lk: 2, Hq: 1, Hkv: 1, D: 1, Dv: 1, Scale: 1}
+	got := runAttention(t, a, []float64{1}, []float64{-1e5, -1e5}, []float64{2, 4}, nil)
+	require.Equal(t, []float32{3}, got.Out)
+	require.InDelta(t, -1e5+math.Ln2, float64(got.LSE[0]), 1e-2)
+}
+
+func TestA03_CausalIsBottomRight(t *testing.T) {
+	for _, c := range []struct {
+		lq, lk int
+		want   []float32
+	}{{2, 5, []float32{2.5, 3}}, {5, 2, []float32{0, 0, 0, 1, 1.5}}} {
+		a := optest.Attention{B: 1, Lq: c.lq, Lk: c.lk, Hq: 1, Hkv: 1, D: 1, Dv: 1, Causal: true}
+		got := runAttention(t, a, make([]float64, c.lq), ones(c.lk), []float64{1, 2, 3, 4, 5}[:c.lk], ones(c.lq))
+		for i, w := range c.want {
+			require.InDelta(t, w, got.Out[i], 2e-7, "query %d of %d", i, c.lq)
+			if w == 0 {
+				require.Zero(t, got.Out[i])
+				require.True(t, math.IsInf(float64(got.LSE[i]), -1))
+			}
+		}
+	}
+}
+
+func TestA04_QueryHeadReadsItsGroup(t *testing.T) {
+	a := optest.Attention{B: 1, Lq: 1, Lk: 1, Hq: 4, Hkv: 2, D: 2, Dv: 1}
+	got := runAttention(t, a, ones(8), ones(4), []float64{10, 20}, []float64{1, 2, 3, 4})
+	require.Equal(t, []float32{10, 10, 20, 20}, got.Out)
+	require.Equal(t, []float32{3, 7}, got.DV, "summed over the group")
+}
+
+func TestA07_AnyHeadDim(t *testing.T) {
+	for _, d := range []int{33, 40, 80, 96, 192} {
+		t.Run(fmt.Sprint(d), func(t *testing.T) {
+			c := attnCase{Attention: optest.Attention{B: 1, Lq: 20, Lk: 70, Hq: 2, Hkv: 1, D: d, Dv: d, Causal: true}}
+			requireAttention(t, c)
+		})
+	}
+}
+
+func TestA08_EmptyKeysOfADenseBatch(t *testing.T) {
+	kvLen := []int32{0, 3, 0, 5}
+	a := optest.Attention{B: 4, Lq: 2, Lk: 6, Hq: 9, Hkv: 3, D: 8, Dv: 8, KVLen: kvLen, Causal: true}
+	q := optest.Normals("q", a.B*a.Lq*a.Hq*a.D, 1)
+	k := optest.Normals("k", a.B*a.Lk*a.Hkv*a.D, 1)
+	v := optest.Normals("v", a.B*a.Lk*a.Hkv*a.Dv, 1)
+	dout := optest.Normals("dout", len(q), 1)
+	for b, n := range kvLen { // what lies behind the length is never read
+		for i := (b*a.Lk + int(n)) * a.Hkv * a.D; i < (b+1)*a.Lk*a.Hkv*a.D; i++ {
+			k[i], v[i] = nan, nan
+		}
+	}
+	got := runAttention(t, a, q, k, v, dout)
+	nq, nk := a.Lq*a.Hq*a.D, a.Lk*a.Hkv*a.D
+	for b := range a.B {
+		one := a
+		one.B, one.KVLen = 1, kvLen[b:b+1]
+		alone := runAttention(t, one, q[b*nq:(b+1)*nq], k[b*nk:(b+1)*nk], v[b*nk:(b+1)*nk], dout[b*nq:(b+1)*nq])
+		require.Equal(t, alone.Out, got.Out[b*nq:(b+1)*nq])
+		require.Equal(t, alone.DQ, got.DQ[b*nq:(b+1)*nq])
+		require.Equal(t, alone.DK, got.DK[b*nk:(b+1)*nk])
+		require.Equal(t, alone.DV, got.DV[b*nk:(b+1)*nk])
+		if kvLen[b] == 0 {
+			require.Equal(t, make([]float32, nq), alone.Out)
+			require.Equal(t, make([]float32, nk), alone.DK)
+		}
+	}
+}
+
+func TestAttentionIsBitEqualForAnyWorkers(t *testing.T) {
+	defer SetWorkers(0)
+	a := optest.Attention{B: 1, Lq: 700, Lk: 700, Hq: 4, Hkv: 2, D: 16, Dv: 16, Causal: true, Sinks: []float64{0, 1, 2, 3}}
+	n := 700 * 4 * 16
+	q, k, v, dout := optest.Normals("q", n, 1), optest.Normals("k", n/2, 1), optest.Normals("v", n/2, 1), optest.Normals("dout", n, 1)
+	SetWorkers(1)
+	want := runAttention(t, a, q, k, v, dout)
+	for _, w := range []int{2, 7} {
+		SetWorkers(w)
+		got := runAttention(t, a, q, k, v, dout)
+		require.Equal(t, want.Out, got.Out)
+		require.Equal(t, want.LSE, got.LSE)
+		require.Equal(t, want.DQ, got.DQ)
+		require.Equal(t, want.DK, got.DK)
+		require.Equal(t, want.DV, got.DV)
+		require.Equal(t, want.DSinks, got.DSinks)
+	}
+}
+
+func TestAttentionDoesNotAllocate(t *testing.T) {
+	r := attnBench(optest.Attention{B: 2, Lq: 150, Lk: 150, Hq: 4, Hkv: 2, D: 16, Dv: 16, Causal: true})
+	require.Zero(t, testing.AllocsPerRun(20, func() {
+		Attention(r.args.AttentionArgs)
+		AttentionGrad(r.args)
+	}))
+}
+
+// One random projection of every gradient by central differences in float64.
+func TestAttentionGradientByDifferences(t *testing.T) {
+	for _, c := range []optest.Attention{
+		{B: 2, Lq: 5, Lk: 9, Hq: 4, Hkv: 2, D: 3, Dv: 5, Causal: true, Sinks: []float64{0, 1, -1, 2}},
+		{B: 1, Lq: 12, Lk: 150, Hq: 2, Hkv: 1, D: 4, Dv: 4, Softcap: 2, Window: 100},
+		{B: 1, Lq: 4, Lk: 6, Hq: 2, Hkv: 2, D: 4, Dv: 4, Mask: optest.Bools("m", 24, 0.5), MaskShape: []int{1, 4, 6}},
+	} {
+		name := fmt.Sprintf("%+v", c)
+		inputs := [][]float64{
+			optest.Normals(name+"q", c.B*c.Lq*c.Hq*c.D, 1), optest.Normals(name+"k", c.B*c.Lk*c.Hkv*c.D, 1),
+			optest.Normals(name+"v", c.B*c.Lk*c.Hkv*c.Dv, 1),
+		}
+		if c.Sinks != nil {
+			inputs = append(inputs, c.Sinks)
+		}
+		run := func(in [][]float64, dout, dlse []float64) AttentionGradArgs[float64] {
+			a := c
+			if c.Sinks != nil {
+				a.Sinks = in[3]
+			}
+			r := newAttnRun[float64](a, in[0], in[1], in[2], dout, dlse)
+			r.run(t)
+			return r.args
+		}
+		optest.CheckGradient(t, name, func(in [][]float64) [][]float64 {
+			a := run(in, nil, nil)
+			return [][]float64{a.Out, a.LSE}
+		}, func(in, dout [][]float64) [][]float64 {
+			a := run(in, dout[0], dout[1])
+			g := [][]float64{a.DQ, a.DK, a.DV}
+			if c.Sinks != nil {
+				g = append(g, a.DSinks)
+			}
+			return g
+		}, inputs...)
+	}
+}

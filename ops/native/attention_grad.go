@@ -1,0 +1,364 @@
+// The gradient of attention: probabilities are computed again, tile by tile,
+// from lse; the scores of a pair of sequences are never held whole.
+package native
+
+import "math"
+
+// AttentionGradArgs are the operands of AttentionGrad. The outputs have the
+// shapes of q, k, v and sinks; DSinks is nil when Sinks is.
+type AttentionGradArgs[T Float] struct {
+	AttentionArgs[T] // Out and LSE as Attention wrote them; LSE is required
+
+	DQ, DK, DV, DSinks []T
+	DOut               []T
+	DLSE               []T // [B,Hq,Lq] or [Hq,Lq], the gradient of lse; nil for none
+}
+
+// AttentionGrad writes the gradients of Attention. With p(i,j) =
+// exp(s(i,j) - lse(i)) for the keys that query i sees and
+// delta(i) = dout(i).out(i) - dlse(i),
+//
+//	dv(j) = sum_i p(i,j) dout(i)
+//	ds    = p (dout(i).v(j) - delta(i)) dcap
+//	dq(i) = scale sum_j ds(i,j) k(j)
+//	dk(j) = scale sum_i ds(i,j) q(i)
+//	dsink = sum_i exp(sink - lse(i)) (-delta(i))
+//
+// dk and dv are summed over the query heads of their key head in head order,
+// dsinks over the sequences. A query that sees no key adds nothing, whatever
+// its operands hold, and gets dq 0; a key that no query sees (or beyond KVLen)
+// gets dk and dv 0. Tokens that belong to no ragged sequence are not written.
+//
+// Source: Dao, FlashAttention-2 (arXiv:2307.08691).
+func AttentionGrad[T Float](a AttentionGradArgs[T]) {
+	g := attnBackward[T]{
+		attnHeads: headsOf(&a.AttentionArgs),
+		q:         a.Q, k: a.K, v: a.V, out: a.Out, lse: a.LSE,
+		dout: a.DOut, dlse: a.DLSE, gq: a.DQ, gk: a.DK, gv: a.DV,
+		sinks: a.Sinks, gsinks: a.DSinks,
+	}
+	g.run()
+}
+
+// attnBackward is one call of the gradient.
+type attnBackward[T Float] struct {
+	attnHeads[T]
+	q, k, v, out, lse, sinks []T
+	dout, dlse               []T
+	gq, gk, gv, gsinks       []T // dq, dk, dv, dsinks
+	delta                    []T // as lse
+	tiles                    int // query tiles of the longest sequence
+	parts                    int // units that share one key head of a sequence
+	dqParts                  []T // [parts-1] copies of dq
+}
+
+const (
+	attnGradRows  = 128 // queries of a tile
+	attnGradUnits = 16  // key heads are cut until a call has so many units
+	attnGradParts = 4   // but at most so often: every part holds a dq
+)
+
+var (
+	attnDelta32    = newKernel(attnDeltaTile[float32])
+	attnDelta64    = newKernel(attnDeltaTile[float64])
+	attnBackward32 = newKernel(attnBackwardPart[float32])
+	attnBackward64 = newKernel(attnBackwardPart[float64])
+	attnAddParts32 = newKernel(attnAddParts[float32])
+	attnAddParts64 = newKernel(attnAddParts[float64])
+	attnSinks32    = newKernel(attnSinkGrad[float32])
+	attnSinks64    = newKernel(attnSinkGrad[float64])
+)
+
+func (g *attnBackward[T]) run() {
+	if g.hkv == 0 || g.b == 0 {
+		return
+	}
+	g.tiles = ceilDiv(g.longest(), attnGradRows)
+	g.delta = takeScratch[T](len(g.lse))
+	attnLaunch(attnDelta32, attnDelta64, g.tiles*g.b*g.hq, g)
+
+	heads := g.b * g.hkv
+	g.parts = min(max(ceilDiv(attnGradUnits, heads), 1), attnGradParts, max(ceilDiv(g.longestKeys(), attnKeys), 1))
+	g.dqParts = takeScratch[T]((g.parts - 1) * len(g.gq))
+	attnLaunch(attnBackward32, attnBackward64, heads*g.parts, g)
+	if g.parts > 1 {
+		attnLaunch(attnAddParts32, attnAddParts64, g.tiles*g.b, g)
+	}
+	giveScratch(g.dqParts)
+	if g.sinks != nil {
+		attnLaunch(attnSinks32, attnSinks64, g.hq, g)
+	}
+	giveScratch(g.delta)
+}
+
+// attnLaunch starts n units of the kernel of T.
+func attnLaunch[T Float](k32 *kernel[attnBackward[float32]], k64 *kernel[attnBackward[float64]], n int, g *attnBackward[T]) {
+	switch g := any(g).(type) {
+	case *attnBackward[float32]:
+		k32.launch(n, *g)
+	case *attnBackward[float64]:
+		k64.launch(n, *g)
+	}
+}
+
+// longestKeys returns the largest number of keys of a sequence.
+func (h *attnHeads[T]) longestKeys() int {
+	n := 0
+	for b := range h.b {
+		n = max(n, h.seq(b).lk)
+	}
+	return n
+}
+
+// attnDeltaTile computes delta of one tile of queries of one head, and clears
+// their dq.
+func attnDeltaTile[T Float](g *attnBackward[T], unit int) {
+	s := g.seq(unit / g.tiles / g.hq)
+	head := unit / g.tiles % g.hq
+	i0 := unit % g.tiles * attnGradRows
+	for i := i0; i < min(i0+attnGradRows, s.lq); i++ {
+		at := (s.q0+i)*g.hq + head
+		l := g.lseAt(s, head) + i
+		g.delta[l] = dot(g.dout[at*g.dv:(at+1)*g.dv], g.out[at*g.dv:])
+		if g.dlse != nil {
+			g.delta[l] -= g.dlse[l]
+		}
+		clear(g.gq[at*g.d : (at+1)*g.d])
+	}
+}
+
+// attnSinkGrad computes dsinks of one head.
+func attnSinkGrad[T Float](g *attnBackward[T], head int) {
+	sum := 0.0
+	for b := range g.b {
+		s := g.seq(b)
+		at := g.lseAt(s, head)
+		for i, lse := range g.lse[at : at+s.lq] {
+			if !math.IsInf(float64(lse), -1) {
+				sum -= math.Exp(float64(g.sinks[head]-lse)) * float64(g.delta[at+i])
+			}
+		}
+	}
+	g.gsinks[head] = T(sum)
+}
+
+// attnAddParts adds the dq of the parts, in order, for one tile of queries.
+func attnAddParts[T Float](g *attnBackward[T], unit int) {
+	s := g.seq(unit / g.tiles)
+	i0 := unit % g.tiles * attnGradRows
+	rows := min(attnGradRows, s.lq-i0)
+	if rows <= 0 {
+		return
+	}
+	at := (s.q0 + i0) * g.hq * g.d
+	n := rows * g.hq * g.d
+	for part := range g.parts - 1 {
+		from := g.dqParts[part*len(g.gq)+at:][:n]
+		for c, x := range from {
+			g.gq[at+c] += x
+		}
+	}
+}
+
+// attnBackwardPart computes dk and dv of every parts-th key tile of one key
+// head of one sequence, and what those keys add to dq. Taking every parts-th
+// tile gives the parts of a causal mask equal work.
+func attnBackwardPart[T Float](g *attnBackward[T], unit int) {
+	heads := g.b * g.hkv
+	part := unit / heads
+	s := g.seq(unit % heads / g.hkv)
+	w := attnGradState[T]{g: g, s: s, hk: unit % heads % g.hkv, dq: g.gq}
+	if part > 0 {
+		w.dq = g.dqParts[(part-1)*len(g.gq):][:len(g.gq)]
+		w.clearPart()
+	}
+	w.open()
+	limit := s.lk
+	if g.kvLen != nil && g.qIndptr == nil {
+		limit = g.lk // keys beyond KVLen get zeros
+	}
+	for j0 := part * attnKeys; j0 < limit; j0 += g.parts * attnKeys {
+		w.keyTile(j0, min(attnKeys, limit-j0))
+	}
+	giveScratch(w.buf)
+}
+
+// attnGradState is the work on one key tile.
+type attnGradState[T Float] struct {
+	g  *attnBackward[T]
+	s  attnSeq
+	hk int
+	dq []T
+
+	buf        []T
+	kt, vt     []T // [D,attnKeys], [Dv,attnKeys] keys and values, transposed
+	p, ds      []T // [attnGradRows,attnKeys]
+	k, q, dout []T // copies without NaN and Inf, for tiles that are seen in part
+}
+
+func (w *attnGradState[T]) open() {
+	g := w.g
+	w.buf = takeScratch[T](attnKeys*(2*g.d+g.dv) + attnGradRows*(2*attnKeys+g.d+g.dv))
+	rest := w.buf
+	cut := func(n int) []T {
+		b := rest[:n:n]
+		rest = rest[n:]
+		return b
+	}
+	w.kt, w.vt, w.k = cut(attnKeys*g.d), cut(attnKeys*g.dv), cut(attnKeys*g.d)
+	w.p, w.ds = cut(attnGradRows*attnKeys), cut(attnGradRows*attnKeys)
+	w.q, w.dout = cut(attnGradRows*g.d), cut(attnGradRows*g.dv)
+}
+
+// clearPart sets what this unit will add to dq to zero.
+func (w *attnGradState[T]) clearPart() {
+	g := w.g
+	n := g.g * g.d
+	for i := range w.s.lq {
+		at := ((w.s.q0+i)*g.hq + w.hk*g.g) * g.d
+		clear(w.dq[at : at+n])
+	}
+}
+
+// keyTile writes dk and dv of keys j0..j0+n, of which those beyond the
+// sequence are zero.
+func (w *attnGradState[T]) keyTile(j0, n int) {
+	g := w.g
+	row := (w.s.k0+j0)*g.hkv + w.hk
+	gk, gv := g.gk[row*g.d:], g.gv[row*g.dv:]
+	ldk, ldv := g.hkv*g.d, g.hkv*g.dv
+	for j := range n {
+		clear(gk[j*ldk : j*ldk+g.d])
+		clear(gv[j*ldv : j*ldv+g.dv])
+	}
+	n = min(n, w.s.lk-j0)
+	if n <= 0 {
+		return
+	}
+	k, v := g.k[row*g.d:], g.v[row*g.dv:]
+	packTransposed(w.kt, k, ldk, g.d, n, attnKeys)
+	packTransposed(w.vt, v, ldv, g.dv, n, attnKeys)
+	first, last := g.queries(w.s, j0, j0+n)
+	for head := w.hk * g.g; head < (w.hk+1)*g.g; head++ {
+		for i0 := first / attnGradRows * attnGradRows; i0 < last; i0 += attnGradRows {
+			rows := min(attnGradRows, w.s.lq-i0)
+			view := g.view(w.s, head, 1, i0, i0+rows-1, j0, n)
+			if view == attnNone {
+				continue
+			}
+			w.pair(head, i0, rows, j0, n, view)
+			at := (w.s.q0+i0)*g.hq + head
+			q, dout, ldq, ldo := g.q[at*g.d:], g.dout[at*g.dv:], g.hq*g.d, g.hq*g.dv
+			keys, ldkeys := k, ldk
+			if view == attnPart {
+				q, ldq = w.mendQueries(w.q, q, ldq, g.d, w.ds, gk, ldk, head, i0, rows, j0, n)
+				dout, ldo = w.mendQueries(w.dout, dout, ldo, g.dv, w.p, gv, ldv, head, i0, rows, j0, n)
+				keys, ldkeys = w.mendKeys(k, ldk, head, i0, rows, j0, n)
+			}
+			gemmSerial(true, false, n, g.dv, rows, 1, w.p, attnKeys, dout, ldo, 1, gv, ldv)
+			gemmSerial(true, false, n, g.d, rows, 1, w.ds, attnKeys, q, ldq, 1, gk, ldk)
+			gemmSerial(false, false, rows, g.d, n, 1, w.ds, attnKeys, keys, ldkeys, 1, w.dq[at*g.d:], g.hq*g.d)
+		}
+	}
+}
+
+// pair computes p and scale ds of queries i0..i0+rows of a head and keys
+// j0..j0+n, zero where the key is not seen.
+func (w *attnGradState[T]) pair(head, i0, rows, j0, n int, view attnView) {
+	g := w.g
+	at := (w.s.q0+i0)*g.hq + head
+	gemmSerial(false, false, rows, n, g.d, 1, g.q[at*g.d:], g.hq*g.d, w.kt, attnKeys, 0, w.p, attnKeys)
+	gemmSerial(false, false, rows, n, g.dv, 1, g.dout[at*g.dv:], g.hq*g.dv, w.vt, attnKeys, 0, w.ds, attnKeys)
+	stat := g.lseAt(w.s, head) + i0
+	for r := range rows {
+		p, ds := w.p[r*attnKeys:r*attnKeys+n], w.ds[r*attnKeys:r*attnKeys+n]
+		lo, hi := 0, n
+		if view == attnPart {
+			lo, hi = g.part(w.s, i0+r, j0, n)
+			clear(p[:lo])
+			clear(p[hi:])
+			clear(ds[:lo])
+			clear(ds[hi:])
+		}
+		softmaxGrad(p[lo:hi], ds[lo:hi], g.scale, g.softcap, g.lse[stat+r], g.delta[stat+r])
+		if view == attnPart && g.mask.Keep != nil {
+			g.drop(p[lo:hi], w.s, head, i0+r, j0+lo, 0)
+			g.drop(ds[lo:hi], w.s, head, i0+r, j0+lo, 0)
+		}
+	}
+}
+
+// softmaxGrad turns products p = q.k into probabilities and ds = dout.v into
+// scale times the gradient of the scores.
+func softmaxGrad[T Float](p, ds []T, scale, softcap, lse, delta T) {
+	ds = ds[:len(p)]
+	if softcap > 0 {
+		for j, x := range p {
+			t := T(math.Tanh(float64(x * scale / softcap)))
+			p[j] = expOne(softcap*t - lse)
+			ds[j] = p[j] * (ds[j] - delta) * (1 - t*t) * scale
+		}
+		return
+	}
+	for j, x := range p {
+		p[j] = x*scale - lse
+	}
+	expSum(p, 0)
+	for j, x := range p {
+		ds[j] = x * (ds[j] - delta) * scale
+	}
+}
+
+// mendQueries returns rows of q (or dout) that may be multiplied by the weights
+// of every key: a row with NaN or Inf is replaced by zero after it was added,
+// alone, to the sums of the keys that its query does see.
+func (w *attnGradState[T]) mendQueries(buf, x []T, ldx, d int, weight, sum []T, lds, head, i0, rows, j0, n int) ([]T, int) {
+	clean := true
+	for r := range rows {
+		clean = clean && finite(x[r*ldx:r*ldx+d])
+	}
+	if clean {
+		return x, ldx
+	}
+	for r := range rows {
+		row, to := x[r*ldx:r*ldx+d], buf[r*d:(r+1)*d]
+		if finite(row) {
+			copy(to, row)
+			continue
+		}
+		for j := range n {
+			if w.g.sees(w.s, head, i0+r, j0+j) {
+				axpy(sum[j*lds:j*lds+d], weight[r*attnKeys+j], row)
+			}
+		}
+		clear(to)
+	}
+	return buf, d
+}
+
+// mendKeys is mendQueries for the keys that go into dq.
+func (w *attnGradState[T]) mendKeys(k []T, ldk, head, i0, rows, j0, n int) ([]T, int) {
+	g := w.g
+	clean := true
+	for j := range n {
+		clean = clean && finite(k[j*ldk:j*ldk+g.d])
+	}
+	if clean {
+		return k, ldk
+	}
+	for j := range n {
+		row, to := k[j*ldk:j*ldk+g.d], w.k[j*g.d:(j+1)*g.d]
+		if finite(row) {
+			copy(to, row)
+			continue
+		}
+		for r := range rows {
+			if g.sees(w.s, head, i0+r, j0+j) {
+				at := ((w.s.q0+i0+r)*g.hq + head) * g.d
+				axpy(w.dq[at:at+g.d], w.ds[r*attnKeys+j], row)
+			}
+		}
+		clear(to)
+	}
+	return w.k, g.d
+}

@@ -1,0 +1,313 @@
+// The tile step of attention: scores of some rows against some keys, the
+// running softmax, and the products that a mask must not let NaN through.
+package native
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"unsafe"
+)
+
+const (
+	attnRows = 128 // rows of a forward tile
+	attnKeys = 128 // keys of a tile
+	attnFew  = 4   // up to so many rows read the keys where they lie
+)
+
+// attnState is the running softmax of the rows of one forward tile.
+type attnState[T Float] struct {
+	f        *attnForward[T]
+	s        attnSeq
+	hk       int
+	r0, rows int
+
+	buf  []T // all scratch below
+	q    []T // [rows,D]
+	o    []T // [rows,Dv] not yet divided by l
+	p    []T // [rows,attnKeys] scores, then probabilities
+	kt   []T // [D,attnKeys] keys, transposed
+	k, v []T // gathered keys and values, where they do not lie in rows
+	m, l []T // [rows] running maximum and sum
+	seen [attnRows]bool
+}
+
+// open takes scratch for rows r0..r0+rows and loads their queries.
+func (w *attnState[T]) open() {
+	f, rows := w.f, w.rows
+	w.buf = takeScratch[T](rows*(f.d+f.dv+attnKeys+2) + attnKeys*(2*f.d+f.dv))
+	rest := w.buf
+	cut := func(n int) []T {
+		b := rest[:n:n]
+		rest = rest[n:]
+		return b
+	}
+	w.q, w.o, w.p = cut(rows*f.d), cut(rows*f.dv), cut(rows*attnKeys)
+	w.m, w.l = cut(rows), cut(rows)
+	w.kt, w.k, w.v = cut(attnKeys*f.d), cut(attnKeys*f.d), cut(attnKeys*f.dv)
+	clear(w.o)
+	clear(w.l)
+	for r := range rows {
+		w.m[r] = T(math.Inf(-1))
+		i, head := w.row(r)
+		copy(w.q[r*f.d:(r+1)*f.d], f.q[((w.s.q0+i)*f.hq+head)*f.d:])
+	}
+}
+
+// row returns query and head of row r.
+func (w *attnState[T]) row(r int) (i, head int) {
+	return (w.r0 + r) / w.f.g, w.hk*w.f.g + (w.r0+r)%w.f.g
+}
+
+// attend takes keys j0..j0+n into the running softmax.
+func (w *attnState[T]) attend(j0, n int) {
+	f := w.f
+	view := w.view(j0, n)
+	if view == attnNone {
+		return
+	}
+	k, ldk := f.kv.keys(w.s, w.hk, j0, n, w.k)
+	if w.rows <= attnFew {
+		for r := range w.rows {
+			dotRows(w.p[r*attnKeys:r*attnKeys+n], w.q[r*f.d:(r+1)*f.d], k, ldk)
+		}
+	} else {
+		packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
+		gemmSerial(false, false, w.rows, n, f.d, 1, w.q, f.d, w.kt, attnKeys, 0, w.p, attnKeys)
+	}
+	for r := range w.rows {
+		w.softmaxRow(r, j0, n, view)
+	}
+	v, ldv := f.kv.values(w.s, w.hk, j0, n, w.v)
+	if view == attnPart {
+		v, ldv = w.mend(v, ldv, j0, n)
+	}
+	gemmSerial(false, false, w.rows, f.dv, n, 1, w.p, attnKeys, v, ldv, 1, w.o, f.dv)
+}
+
+// attnView says how much of a tile its rows see.
+type attnView int
+
+const (
+	attnNone attnView = iota
+	attnPart
+	attnFull
+)
+
+func (w *attnState[T]) view(j0, n int) attnView {
+	f := w.f
+	i0, i1 := w.r0/f.g, (w.r0+w.rows-1)/f.g
+	return f.view(w.s, w.hk*f.g, f.g, i0, i1, j0, n)
+}
+
+// view judges queries i0..i1 (both included) of heads h0..h0+heads against
+// keys j0..j0+n.
+func (h *attnHeads[T]) view(s attnSeq, h0, heads, i0, i1, j0, n int) attnView {
+	lo0, hi0 := h.span(s, i0)
+	lo1, hi1 := h.span(s, i1)
+	if hi1 <= j0 || lo0 >= j0+n {
+		return attnNone
+	}
+	full := lo1 <= j0 && hi0 >= j0+n
+	if h.mask.Keep == nil {
+		if full {
+			return attnFull
+		}
+		return attnPart
+	}
+	if h.mask.H == 0 {
+		heads = 1
+	}
+	if h.mask.Q == 0 {
+		i1 = i0
+	}
+	some := false
+	for i := i0; i <= i1; i++ {
+		for head := h0; head < h0+heads; head++ {
+			keep, step := h.keepRow(s, head, i, j0, j0+n)
+			if step == 1 {
+				b := unsafe.Slice((*byte)(unsafe.Pointer(&keep[0])), len(keep))
+				some = some || bytes.IndexByte(b, 1) >= 0
+				full = full && bytes.IndexByte(b, 0) < 0
+			} else {
+				for j := 0; j < len(keep); j += max(step, 1) {
+					some = some || keep[j]
+					full = full && keep[j]
+				}
+			}
+			if some && !full {
+				return attnPart
+			}
+		}
+	}
+	switch {
+	case !some:
+		return attnNone
+	case full:
+		return attnFull
+	}
+	return attnPart
+}
+
+// part returns which of the keys j0..j0+n query i sees before the mask,
+// counted from j0.
+func (h *attnHeads[T]) part(s attnSeq, i, j0, n int) (lo, hi int) {
+	lo, hi = h.span(s, i)
+	lo = min(max(lo-j0, 0), n)
+	return lo, max(lo, min(hi-j0, n))
+}
+
+// drop sets the entries of x (keys j.. of a query) that the mask hides, and
+// says whether any is left.
+func (h *attnHeads[T]) drop(x []T, s attnSeq, head, i, j int, to T) bool {
+	if len(x) == 0 {
+		return false
+	}
+	if h.mask.Keep == nil {
+		return true
+	}
+	keep, step := h.keepRow(s, head, i, j, j+len(x))
+	some := false
+	for c := range x {
+		if keep[c*step] {
+			some = true
+		} else {
+			x[c] = to
+		}
+	}
+	return some
+}
+
+// sees says whether the query sees key j.
+func (h *attnHeads[T]) sees(s attnSeq, head, i, j int) bool {
+	if lo, hi := h.span(s, i); j < lo || j >= hi {
+		return false
+	}
+	if h.mask.Keep == nil {
+		return true
+	}
+	keep, _ := h.keepRow(s, head, i, j, j+1)
+	return keep[0]
+}
+
+func fill[T Float](x []T, to T) {
+	for i := range x {
+		x[i] = to
+	}
+}
+
+// softmaxRow turns the scores of row r into exp(s - m), and moves m, l and o
+// of the row to the new maximum.
+func (w *attnState[T]) softmaxRow(r, j0, n int, view attnView) {
+	f := w.f
+	p := w.p[r*attnKeys : r*attnKeys+n]
+	var largest T
+	if view == attnPart {
+		i, head := w.row(r)
+		lo, hi := f.part(w.s, i, j0, n)
+		clear(p[:lo])
+		clear(p[hi:])
+		p = p[lo:hi]
+		largest = scaleScores(p, f.scale, f.softcap)
+		if f.mask.Keep != nil {
+			if f.drop(p, w.s, head, i, j0+lo, T(math.Inf(-1))) {
+				largest = slices.Max(p)
+			} else {
+				clear(p)
+				return
+			}
+		}
+		if len(p) == 0 {
+			return
+		}
+	} else {
+		largest = scaleScores(p, f.scale, f.softcap)
+	}
+	w.seen[r] = true
+	m := max(w.m[r], largest)
+	base := m
+	if math.IsInf(float64(m), -1) {
+		base = 0 // every score so far is -Inf: exp keeps them 0
+	}
+	sum := expSum(p, base)
+	if m != w.m[r] {
+		alpha := expOne(w.m[r] - base)
+		w.l[r] *= alpha
+		o := w.o[r*f.dv : (r+1)*f.dv]
+		for c := range o {
+			o[c] *= alpha
+		}
+	}
+	w.m[r] = m
+	w.l[r] += sum
+}
+
+// mend returns values that may be multiplied by the probabilities of every
+// row: a value row with NaN or Inf is replaced by zero after it was added,
+// alone, to the rows that do see it.
+func (w *attnState[T]) mend(v []T, ldv, j0, n int) ([]T, int) {
+	f := w.f
+	clean := true
+	for j := range n {
+		clean = clean && finite(v[j*ldv:j*ldv+f.dv])
+	}
+	if clean {
+		return v, ldv
+	}
+	for j := range n {
+		row := v[j*ldv : j*ldv+f.dv]
+		to := w.v[j*f.dv : (j+1)*f.dv]
+		if finite(row) {
+			copy(to, row)
+			continue
+		}
+		for r := range w.rows {
+			if i, head := w.row(r); f.sees(w.s, head, i, j0+j) {
+				axpy(w.o[r*f.dv:(r+1)*f.dv], w.p[r*attnKeys+j], row)
+			}
+		}
+		clear(to)
+	}
+	return w.v, f.dv
+}
+
+// finish divides by the sum and writes out and lse.
+func (w *attnState[T]) finish() {
+	f := w.f
+	for r := range w.rows {
+		i, head := w.row(r)
+		at := ((w.s.q0+i)*f.hq + head) * f.dv
+		out := f.out[at : at+f.dv]
+		lse := T(math.Inf(-1))
+		if !w.seen[r] {
+			clear(out)
+		} else {
+			m, l, o := w.m[r], w.l[r], w.o[r*f.dv:(r+1)*f.dv]
+			if f.sinks != nil {
+				m, l = joinSink(m, l, f.sinks[head], o)
+			}
+			inv := 1 / l
+			for c, x := range o {
+				out[c] = x * inv
+			}
+			lse = m + T(math.Log(float64(l)))
+		}
+		if f.lse != nil {
+			f.lse[f.lseAt(w.s, head)+i] = lse
+		}
+	}
+	giveScratch(w.buf)
+}
+
+// joinSink adds exp(sink) to the sum l of exponentials above m. Where the sink
+// is the larger one the row moves to it.
+func joinSink[T Float](m, l, sink T, o []T) (T, T) {
+	if !(sink > m) {
+		return m, l + expOne(sink-m)
+	}
+	alpha := expOne(m - sink)
+	for c := range o {
+		o[c] *= alpha
+	}
+	return sink, l*alpha + 1
+}

@@ -1,0 +1,128 @@
+// Rotary position embedding: pairs of elements of a head are turned by an angle
+// that grows with the token's position.
+package native
+
+import "fmt"
+
+// RotaryPairing says which two elements of a head are turned together.
+type RotaryPairing int
+
+const (
+	RotaryHalf        RotaryPairing = iota // (x[i], x[i+Dr/2]), as Hugging Face checkpoints are stored
+	RotaryInterleaved                      // (x[2i], x[2i+1])
+)
+
+// RotaryArgs are the operands of Rotary: T tokens of H heads of D elements, of
+// which the first Dr (even, at most D) are turned and the rest is copied.
+type RotaryArgs[T Float] struct {
+	Y, X             []T // [T,H,D]; Y may be X
+	XStride, YStride int // elements from token to token; 0 means H*D
+
+	Cos, Sin []float32 // [positions, Dr/2]
+	Pos      []int32   // [T], or nil: token t has position t % L
+	L        int
+
+	T, H, D, Dr int
+	Pairing     RotaryPairing
+	Back        bool // turn the other way: the gradient, dx from dy
+}
+
+// Rotary turns the pair (a, b) of rotation i at position p to
+//
+//	(a cos(p,i) - b sin(p,i), b cos(p,i) + a sin(p,i))
+//
+// and with Back uses -sin, which gives the gradient of x from that of y. For
+// float64 the float32 table is widened. Positions outside the table are refused
+// by CheckPositions, which the caller has called.
+//
+// Source: Su et al., RoFormer (arXiv:2104.09864).
+func Rotary[T Float](a RotaryArgs[T]) {
+	if a.XStride == 0 {
+		a.XStride = a.H * a.D
+	}
+	if a.YStride == 0 {
+		a.YStride = a.H * a.D
+	}
+	n := ceilDiv(a.T, a.tokens())
+	switch a := any(a).(type) {
+	case RotaryArgs[float32]:
+		rotary32.launch(n, a)
+	case RotaryArgs[float64]:
+		rotary64.launch(n, a)
+	}
+}
+
+var (
+	rotary32 = newKernel(rotaryTokens[float32])
+	rotary64 = newKernel(rotaryTokens[float64])
+)
+
+// tokens is how many of them are a unit.
+func (a *RotaryArgs[T]) tokens() int { return max(1, 8192/max(a.H*a.D, 1)) }
+
+func rotaryTokens[T Float](a *RotaryArgs[T], unit int) {
+	n := a.tokens()
+	half := a.Dr / 2
+	for t := unit * n; t < min((unit+1)*n, a.T); t++ {
+		p := t
+		if a.Pos != nil {
+			p = int(a.Pos[t])
+		} else if a.L > 0 {
+			p = t % a.L
+		}
+		cos, sin := a.Cos[p*half:(p+1)*half], a.Sin[p*half:(p+1)*half]
+		for h := range a.H {
+			x := a.X[t*a.XStride+h*a.D:][:a.D]
+			y := a.Y[t*a.YStride+h*a.D:][:a.D]
+			if a.Pairing == RotaryHalf {
+				turnHalf(y[:a.Dr], x[:a.Dr], cos, sin, a.Back)
+			} else {
+				turnInterleaved(y[:a.Dr], x[:a.Dr], cos, sin, a.Back)
+			}
+			copy(y[a.Dr:], x[a.Dr:])
+		}
+	}
+}
+
+func turnHalf[T Float](y, x []T, cos, sin []float32, back bool) {
+	half := len(cos)
+	sin = sin[:half]
+	x0, x1 := x[:half], x[half:][:half]
+	y0, y1 := y[:half], y[half:][:half]
+	if back {
+		for i, c := range cos {
+			c, s, a, b := T(c), T(sin[i]), x0[i], x1[i]
+			y0[i] = a*c + b*s
+			y1[i] = b*c - a*s
+		}
+		return
+	}
+	for i, c := range cos {
+		c, s, a, b := T(c), T(sin[i]), x0[i], x1[i]
+		y0[i] = a*c - b*s
+		y1[i] = b*c + a*s
+	}
+}
+
+func turnInterleaved[T Float](y, x []T, cos, sin []float32, back bool) {
+	sin = sin[:len(cos)]
+	x, y = x[:2*len(cos)], y[:2*len(cos)]
+	for i, c := range cos {
+		c, s, a, b := T(c), T(sin[i]), x[2*i], x[2*i+1]
+		if back {
+			s = -s
+		}
+		y[2*i] = a*c - b*s
+		y[2*i+1] = b*c + a*s
+	}
+}
+
+// CheckPositions returns an error unless every position is in 0..positions-1.
+func CheckPositions(pos []int32, positions int) error {
+	for t, p := range pos {
+		if p < 0 || int(p) >= positions {
+			return fmt.Errorf("rotary: token %d has position %d, the table holds positions 0 to %d", t, p, positions-1)
+		}
+	}
+	return nil
+}
