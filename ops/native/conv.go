@@ -1,0 +1,307 @@
+// The short convolution in front of KDA: depthwise, causal, SiLU behind it,
+// with the last inputs of a sequence as its state.
+
+package native
+
+import "math"
+
+// segments cuts packed tokens into sequences: at cu, or evenly where cu is nil.
+type segments struct {
+	cu        []int32
+	n, tokens int
+}
+
+func newSegments(cu []int32, n, tokens int) segments {
+	if cu != nil {
+		n = len(cu) - 1
+	}
+	return segments{cu, n, tokens}
+}
+
+// bounds returns the first token of sequence s and the one after its last.
+func (g segments) bounds(s int) (lo, hi int) {
+	if g.cu != nil {
+		return int(g.cu[s]), int(g.cu[s+1])
+	}
+	l := g.tokens / g.n
+	return s * l, (s + 1) * l
+}
+
+// of returns the sequence that holds token t: the last one that begins at or
+// before t, since those are empty that begin there and are not the last.
+func (g segments) of(t int) int {
+	lo, hi := 0, g.n
+	for hi-lo > 1 {
+		mid := (lo + hi) / 2
+		if first, _ := g.bounds(mid); first <= t {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+const (
+	convRows     = 32  // tokens of a unit
+	convGradRows = 256 // tokens of one partial sum of dw
+)
+
+// ShortConvShape says how the operands of a short convolution are cut.
+type ShortConvShape struct {
+	Cu              []int32 // [N+1] where the packed sequences begin and end; nil: Seqs of equal length
+	Seqs, Tokens    int
+	Channels, Width int
+}
+
+type shortConvArgs[T Float] struct {
+	y, next, x, w, state []T
+	seg                  segments
+	c, width, blocks     int
+}
+
+var (
+	shortConv32 = newKernel(shortConvUnit[float32])
+	shortConv64 = newKernel(shortConvUnit[float64])
+)
+
+// ShortConv computes, for every channel c of the packed tokens x [T,C],
+//
+//	a_t = sum_j w[c,j] x[t-W+1+j, c],  y_t = a_t sigmoid(a_t)
+//
+// with w [C,W], its last column on the newest sample. Samples before a
+// sequence come from state [N,C,W-1], oldest first (nil: zeros), and next
+// (same shape, nil where not wanted) takes the last W-1 samples of each
+// sequence, which are the state for its continuation. An empty sequence hands
+// its state on. next must not share memory with state.
+func ShortConv[T Float](y, next, x, w, state []T, s ShortConvShape) {
+	a := shortConvArgs[T]{y: y, next: next, x: x, w: w, state: state,
+		seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width,
+		blocks: (s.Tokens + convRows - 1) / convRows}
+	n := a.blocks
+	if next != nil {
+		n += a.seg.n
+	}
+	switch a := any(a).(type) {
+	case shortConvArgs[float32]:
+		shortConv32.launch(n, a)
+	case shortConvArgs[float64]:
+		shortConv64.launch(n, a)
+	}
+}
+
+// sample returns row t-back of the sequence [lo,...), which may lie in the
+// state: then stride is W-1, else 1. nil: zeros.
+func (a *shortConvArgs[T]) sample(seq, lo, t, back int) (row []T, stride int) {
+	if t-back >= lo {
+		return a.x[(t-back)*a.c:][:a.c], 1
+	}
+	if a.state == nil {
+		return nil, 0
+	}
+	w := a.width - 1
+	return a.state[seq*a.c*w+w+t-back-lo:], w
+}
+
+func shortConvUnit[T Float](a *shortConvArgs[T], i int) {
+	if i >= a.blocks {
+		a.keep(i - a.blocks)
+		return
+	}
+	t := i * convRows
+	end := min(t+convRows, a.seg.tokens)
+	seq := a.seg.of(t)
+	for ; t < end; t++ {
+		lo, hi := a.seg.bounds(seq)
+		for t >= hi {
+			seq++
+			lo, hi = a.seg.bounds(seq)
+		}
+		y := a.y[t*a.c:][:a.c]
+		a.preact(y, seq, lo, t)
+		for c, v := range y {
+			y[c] = v * sigmoid(v)
+		}
+	}
+}
+
+// preact writes a_t of all channels.
+func (a *shortConvArgs[T]) preact(y []T, seq, lo, t int) {
+	clear(y)
+	for j := range a.width {
+		row, stride := a.sample(seq, lo, t, a.width-1-j)
+		if row == nil {
+			continue
+		}
+		for c := range y {
+			y[c] += a.w[c*a.width+j] * row[c*stride]
+		}
+	}
+}
+
+// keep writes the state of a sequence for its continuation.
+func (a *shortConvArgs[T]) keep(seq int) {
+	lo, hi := a.seg.bounds(seq)
+	w := a.width - 1
+	out := a.next[seq*a.c*w:][:a.c*w]
+	for j := range w {
+		row, stride := a.sample(seq, lo, hi, w-j)
+		for c := range a.c {
+			if row == nil {
+				out[c*w+j] = 0
+			} else {
+				out[c*w+j] = row[c*stride]
+			}
+		}
+	}
+}
+
+type shortConvGradArgs[T Float] struct {
+	shortConvArgs[T]
+	dx, dw, dstate, dy, dnext []T
+	da, part                  []T // [T,C] and a [W,C] for every convGradRows tokens
+}
+
+var (
+	shortConvDA32 = newKernel(shortConvDA[float32])
+	shortConvDA64 = newKernel(shortConvDA[float64])
+	shortConvDX32 = newKernel(shortConvDX[float32])
+	shortConvDX64 = newKernel(shortConvDX[float64])
+)
+
+// ShortConvGrad computes dx [T,C], dw [C,W] and dstate [N,C,W-1] (nil where not
+// wanted) of ShortConv from dy and from dnext, the gradient of its final state
+// (nil: zeros):
+//
+//	da = dy sigmoid(a) (1 + a (1 - sigmoid(a)))
+//	dw_j = sum_t da_t x_{t-W+1+j},  dx_s = sum_j w_j da_{s+W-1-j}
+//
+// where an x before the sequence is the state's.
+func ShortConvGrad[T Float](dx, dw, dstate, dy, dnext, x, w, state []T, s ShortConvShape) {
+	blocks := (s.Tokens + convGradRows - 1) / convGradRows
+	a := shortConvGradArgs[T]{
+		shortConvArgs: shortConvArgs[T]{x: x, w: w, state: state,
+			seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width, blocks: blocks},
+		dx: dx, dw: dw, dstate: dstate, dy: dy, dnext: dnext,
+		da:   takeScratch[T](s.Tokens * s.Channels),
+		part: takeScratch[T](blocks * s.Channels * s.Width),
+	}
+	n := blocks + 1
+	if dstate != nil {
+		n += a.seg.n
+	}
+	switch a := any(a).(type) {
+	case shortConvGradArgs[float32]:
+		shortConvDA32.launch(blocks, a)
+		shortConvDX32.launch(n, a)
+	case shortConvGradArgs[float64]:
+		shortConvDA64.launch(blocks, a)
+		shortConvDX64.launch(n, a)
+	}
+	giveScratch(a.da)
+	giveScratch(a.part)
+}
+
+// shortConvDA computes da and the share of dw of one block of tokens.
+func shortConvDA[T Float](a *shortConvGradArgs[T], i int) {
+	part := a.part[i*a.c*a.width:][:a.c*a.width]
+	clear(part)
+	t := i * convGradRows
+	end := min(t+convGradRows, a.seg.tokens)
+	seq := a.seg.of(t)
+	for ; t < end; t++ {
+		lo, hi := a.seg.bounds(seq)
+		for t >= hi {
+			seq++
+			lo, hi = a.seg.bounds(seq)
+		}
+		da, dy := a.da[t*a.c:][:a.c], a.dy[t*a.c:][:a.c]
+		a.preact(da, seq, lo, t)
+		for c, v := range da {
+			s := sigmoid(v)
+			da[c] = dy[c] * s * (1 + v*(1-s))
+		}
+		for j := range a.width {
+			row, stride := a.sample(seq, lo, t, a.width-1-j)
+			if row == nil {
+				continue
+			}
+			sum := part[j*a.c:][:a.c]
+			for c, v := range da {
+				sum[c] += v * row[c*stride]
+			}
+		}
+	}
+}
+
+// shortConvDX writes dx of one block of tokens, then (next unit) dw, then (one
+// unit a sequence) dstate.
+func shortConvDX[T Float](a *shortConvGradArgs[T], i int) {
+	if i == a.blocks {
+		clear(a.dw)
+		for b := range a.blocks {
+			part := a.part[b*a.c*a.width:][:a.c*a.width]
+			for j := range a.width {
+				for c := range a.c {
+					a.dw[c*a.width+j] += part[j*a.c+c]
+				}
+			}
+		}
+		return
+	}
+	if i > a.blocks {
+		a.stateGrad(i - a.blocks - 1)
+		return
+	}
+	t := i * convGradRows
+	end := min(t+convGradRows, a.seg.tokens)
+	seq := a.seg.of(t)
+	for ; t < end; t++ {
+		lo, hi := a.seg.bounds(seq)
+		for t >= hi {
+			seq++
+			lo, hi = a.seg.bounds(seq)
+		}
+		a.sampleGrad(a.dx[t*a.c:][:a.c], 1, seq, lo, hi, t)
+	}
+}
+
+// sampleGrad writes the gradient of the sample at t, which lies before lo for
+// a sample of the state.
+func (a *shortConvGradArgs[T]) sampleGrad(out []T, stride, seq, lo, hi, t int) {
+	w := a.width - 1
+	for c := range a.c {
+		out[c*stride] = 0
+	}
+	for j := range a.width {
+		if s := t + w - j; s >= lo && s < hi {
+			da := a.da[s*a.c:][:a.c]
+			for c, v := range da {
+				out[c*stride] += a.w[c*a.width+j] * v
+			}
+		}
+	}
+	if kept := t - (hi - w); a.dnext != nil && kept >= 0 {
+		d := a.dnext[seq*a.c*w:][:a.c*w]
+		for c := range a.c {
+			out[c*stride] += d[c*w+kept]
+		}
+	}
+}
+
+func (a *shortConvGradArgs[T]) stateGrad(seq int) {
+	lo, hi := a.seg.bounds(seq)
+	w := a.width - 1
+	for j := range w {
+		a.sampleGrad(a.dstate[seq*a.c*w+j:], w, seq, lo, hi, lo-w+j)
+	}
+}
+
+// sigmoid is 1 / (1 + exp(-x)), evaluated in float64 without overflow.
+func sigmoid[T Float](x T) T {
+	if v := float64(x); v >= 0 {
+		return T(1 / (1 + math.Exp(-v)))
+	}
+	e := math.Exp(float64(x))
+	return T(e / (1 + e))
+}

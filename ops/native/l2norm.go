@@ -1,0 +1,87 @@
+// L2 normalisation of rows, as KDA applies it to its queries and keys.
+
+package native
+
+import "math"
+
+// normRows is how many rows one unit of a row norm takes.
+const normRows = 64
+
+type l2NormArgs[T Float] struct {
+	y, rstd, x, dy []T
+	rows, d        int
+	eps            float64
+}
+
+var (
+	l2Norm32     = newKernel(l2NormUnit[float32])
+	l2Norm64     = newKernel(l2NormUnit[float64])
+	l2NormGrad32 = newKernel(l2NormGradUnit[float32])
+	l2NormGrad64 = newKernel(l2NormGradUnit[float64])
+)
+
+// L2Norm writes y = x rstd with rstd = 1 / sqrt(sum x^2 + eps) for every row of
+// x [rows,d]; rstd [rows] is kept for the gradient (nil where not wanted). eps
+// is inside the root and added to the sum: a zero row gives zeros.
+func L2Norm[T Float](y, rstd, x []T, rows, d int, eps float64) {
+	units := (rows + normRows - 1) / normRows
+	switch a := any(l2NormArgs[T]{y: y, rstd: rstd, x: x, rows: rows, d: d, eps: eps}).(type) {
+	case l2NormArgs[float32]:
+		l2Norm32.launch(units, a)
+	case l2NormArgs[float64]:
+		l2Norm64.launch(units, a)
+	}
+}
+
+func l2NormUnit[T Float](a *l2NormArgs[T], i int) {
+	for r := i * normRows; r < min((i+1)*normRows, a.rows); r++ {
+		x, y := a.x[r*a.d:][:a.d], a.y[r*a.d:][:a.d]
+		rstd := 1 / math.Sqrt(squares(x)+a.eps)
+		for j, v := range x {
+			y[j] = T(float64(v) * rstd)
+		}
+		if a.rstd != nil {
+			a.rstd[r] = T(rstd)
+		}
+	}
+}
+
+// L2NormGrad writes dx = rstd (dy - y (y . dy)) from the output y and rstd of
+// L2Norm, which is exact, eps included.
+func L2NormGrad[T Float](dx, dy, y, rstd []T, rows, d int) {
+	units := (rows + normRows - 1) / normRows
+	switch a := any(l2NormArgs[T]{x: dx, dy: dy, y: y, rstd: rstd, rows: rows, d: d}).(type) {
+	case l2NormArgs[float32]:
+		l2NormGrad32.launch(units, a)
+	case l2NormArgs[float64]:
+		l2NormGrad64.launch(units, a)
+	}
+}
+
+func l2NormGradUnit[T Float](a *l2NormArgs[T], i int) {
+	for r := i * normRows; r < min((i+1)*normRows, a.rows); r++ {
+		dx, dy, y := a.x[r*a.d:][:a.d], a.dy[r*a.d:][:a.d], a.y[r*a.d:][:a.d]
+		dot := 0.0
+		for j, v := range dy {
+			dot += float64(v) * float64(y[j])
+		}
+		rstd := float64(a.rstd[r])
+		for j, v := range dy {
+			dx[j] = T(rstd * (float64(v) - float64(y[j])*dot))
+		}
+	}
+}
+
+// squares sums x^2 in float64.
+func squares[T Float](x []T) float64 {
+	var a, b float64
+	for len(x) >= 2 {
+		a += float64(x[0]) * float64(x[0])
+		b += float64(x[1]) * float64(x[1])
+		x = x[2:]
+	}
+	if len(x) > 0 {
+		a += float64(x[0]) * float64(x[0])
+	}
+	return a + b
+}
