@@ -77,17 +77,12 @@ var (
 func ShortConv[T Float](y, next, x, w, state []T, s ShortConvShape) {
 	a := shortConvArgs[T]{y: y, next: next, x: x, w: w, state: state,
 		seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width,
-		blocks: (s.Tokens + convRows - 1) / convRows}
+		blocks: ceilDiv(s.Tokens, convRows)}
 	n := a.blocks
 	if next != nil {
 		n += a.seg.n
 	}
-	switch a := any(a).(type) {
-	case shortConvArgs[float32]:
-		shortConv32.launch(n, a)
-	case shortConvArgs[float64]:
-		shortConv64.launch(n, a)
-	}
+	pick[shortConvArgs[T]](shortConv32, shortConv64).launch(n, a)
 }
 
 // sample returns row t-back of the sequence [lo,...), which may lie in the
@@ -178,7 +173,7 @@ var (
 //
 // where an x before the sequence is the state's.
 func ShortConvGrad[T Float](dx, dw, dstate, dy, dnext, x, w, state []T, s ShortConvShape) {
-	blocks := (s.Tokens + convGradRows - 1) / convGradRows
+	blocks := ceilDiv(s.Tokens, convGradRows)
 	a := shortConvGradArgs[T]{
 		shortConvArgs: shortConvArgs[T]{x: x, w: w, state: state,
 			seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width, blocks: blocks},
@@ -190,14 +185,8 @@ func ShortConvGrad[T Float](dx, dw, dstate, dy, dnext, x, w, state []T, s ShortC
 	if dstate != nil {
 		n += a.seg.n
 	}
-	switch a := any(a).(type) {
-	case shortConvGradArgs[float32]:
-		shortConvDA32.launch(blocks, a)
-		shortConvDX32.launch(n, a)
-	case shortConvGradArgs[float64]:
-		shortConvDA64.launch(blocks, a)
-		shortConvDX64.launch(n, a)
-	}
+	pick[shortConvGradArgs[T]](shortConvDA32, shortConvDA64).launch(blocks, a)
+	pick[shortConvGradArgs[T]](shortConvDX32, shortConvDX64).launch(n, a)
 	giveScratch(a.da)
 	giveScratch(a.part)
 }

@@ -112,20 +112,3 @@ func expRow[T Float](y, x []T) {
 		y[i] = T(math.Exp(float64(v)))
 	}
 }
-
-// dot sums x y with four running sums.
-func dot[T Float](x, y []T) T {
-	var a, b, c, d T
-	y = y[:len(x)]
-	for len(x) >= 4 && len(y) >= 4 {
-		a += x[0] * y[0]
-		b += x[1] * y[1]
-		c += x[2] * y[2]
-		d += x[3] * y[3]
-		x, y = x[4:], y[4:]
-	}
-	for i, v := range x {
-		a += v * y[i]
-	}
-	return (a + b) + (c + d)
-}

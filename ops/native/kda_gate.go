@@ -32,13 +32,9 @@ var (
 // aLog has one value a head, dtBias one a channel (H K of them). It is
 // evaluated in float64: the small decays of a long memory keep their digits.
 func KDAGate[T Float](g, z, aLog, dtBias []T, tokens, heads, dk int, bound float64) {
-	units := (tokens + gateRows - 1) / gateRows
-	switch a := any(kdaGateArgs[T]{g: g, z: z, aLog: aLog, dtBias: dtBias, tokens: tokens, heads: heads, dk: dk, bound: bound}).(type) {
-	case kdaGateArgs[float32]:
-		kdaGate32.launch(units, a)
-	case kdaGateArgs[float64]:
-		kdaGate64.launch(units, a)
-	}
+	units := ceilDiv(tokens, gateRows)
+	pick[kdaGateArgs[T]](kdaGate32, kdaGate64).launch(units, kdaGateArgs[T]{
+		g: g, z: z, aLog: aLog, dtBias: dtBias, tokens: tokens, heads: heads, dk: dk, bound: bound})
 }
 
 // head returns A and the channel biases (nil: none) of head h.
@@ -86,15 +82,11 @@ func softplus(x float64) float64 {
 //
 // and ddtBias = sum over tokens of dz.
 func KDAGateGrad[T Float](dz, daLog, ddtBias, dg, z, aLog, dtBias []T, tokens, heads, dk int, bound float64) {
-	units := (tokens + gateRows - 1) / gateRows
+	units := ceilDiv(tokens, gateRows)
 	partA, partDt := takeScratch[T](units*heads), takeScratch[T](units*heads*dk)
-	switch a := any(kdaGateArgs[T]{dz: dz, dALog: partA, dDt: partDt, dg: dg, z: z, aLog: aLog, dtBias: dtBias,
-		tokens: tokens, heads: heads, dk: dk, bound: bound}).(type) {
-	case kdaGateArgs[float32]:
-		kdaGateGrad32.launch(units, a)
-	case kdaGateArgs[float64]:
-		kdaGateGrad64.launch(units, a)
-	}
+	pick[kdaGateArgs[T]](kdaGateGrad32, kdaGateGrad64).launch(units, kdaGateArgs[T]{
+		dz: dz, dALog: partA, dDt: partDt, dg: dg, z: z, aLog: aLog, dtBias: dtBias,
+		tokens: tokens, heads: heads, dk: dk, bound: bound})
 	addRows(daLog, partA, units, heads)
 	addRows(ddtBias, partDt, units, heads*dk)
 	giveScratch(partA)
@@ -171,13 +163,8 @@ func KDABetaGrad[T Float](db, dbeta, b []T, n int, c float64) {
 }
 
 func kdaBeta[T Float](args kdaBetaArgs[T]) {
-	units := (args.n + betaRows - 1) / betaRows
-	switch a := any(args).(type) {
-	case kdaBetaArgs[float32]:
-		kdaBeta32.launch(units, a)
-	case kdaBetaArgs[float64]:
-		kdaBeta64.launch(units, a)
-	}
+	units := ceilDiv(args.n, betaRows)
+	pick[kdaBetaArgs[T]](kdaBeta32, kdaBeta64).launch(units, args)
 }
 
 func kdaBetaUnit[T Float](a *kdaBetaArgs[T], i int) {

@@ -25,14 +25,10 @@ var (
 // uses are left alone). An empty sequence hands S0 on bit for bit.
 // It is parallel over sequences, value heads and tiles of V columns.
 func KDARecurrent[T Float](o, st, checkpoints []T, k KDA[T]) {
-	tiles := (k.DV + kdaTile - 1) / kdaTile
+	tiles := ceilDiv(k.DV, kdaTile)
 	seg := k.seg()
-	switch a := any(kdaRecurrentArgs[T]{KDA: k, o: o, st: st, checkpoints: checkpoints, tiles: tiles}).(type) {
-	case kdaRecurrentArgs[float32]:
-		kdaRecurrent32.launch(seg.n*k.HV*tiles, a)
-	case kdaRecurrentArgs[float64]:
-		kdaRecurrent64.launch(seg.n*k.HV*tiles, a)
-	}
+	pick[kdaRecurrentArgs[T]](kdaRecurrent32, kdaRecurrent64).launch(seg.n*k.HV*tiles, kdaRecurrentArgs[T]{
+		KDA: k, o: o, st: st, checkpoints: checkpoints, tiles: tiles})
 }
 
 func kdaRecurrentUnit[T Float](a *kdaRecurrentArgs[T], i int) {
@@ -113,12 +109,8 @@ type kdaRecurrentGradArgs[T Float] struct {
 // never inverted. dq and dk are summed over the value heads of a group.
 func KDARecurrentGrad[T Float](g KDAGrads[T], do, dst, checkpoints []T, k KDA[T]) {
 	seg := k.seg()
-	switch a := any(kdaRecurrentGradArgs[T]{KDA: k, grad: g, do: do, dst: dst, checkpoints: checkpoints}).(type) {
-	case kdaRecurrentGradArgs[float32]:
-		kdaRecurrentGrad32.launch(seg.n*k.H, a)
-	case kdaRecurrentGradArgs[float64]:
-		kdaRecurrentGrad64.launch(seg.n*k.H, a)
-	}
+	pick[kdaRecurrentGradArgs[T]](kdaRecurrentGrad32, kdaRecurrentGrad64).launch(seg.n*k.H, kdaRecurrentGradArgs[T]{
+		KDA: k, grad: g, do: do, dst: dst, checkpoints: checkpoints})
 }
 
 func kdaRecurrentGradUnit[T Float](a *kdaRecurrentGradArgs[T], i int) {
@@ -140,7 +132,7 @@ func kdaRecurrentGradUnit[T Float](a *kdaRecurrentGradArgs[T], i int) {
 	for hv := h * group; hv < (h+1)*group; hv++ {
 		a.loadState(w.ds, a.dst, seq, hv, 0, a.DV)
 		first := a.firstCheckpoint(seq, lo)
-		for n := (hi - lo + c - 1) / c; n > 0; n-- {
+		for n := ceilDiv(hi-lo, c); n > 0; n-- {
 			from := lo + (n-1)*c
 			a.replay(&w, first+n-1, h, hv, from, min(from+c, hi))
 			for t := min(from+c, hi) - 1; t >= from; t-- {

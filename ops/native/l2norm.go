@@ -8,9 +8,9 @@ import "math"
 const normRows = 64
 
 type l2NormArgs[T Float] struct {
-	y, rstd, x, dy []T
-	rows, d        int
-	eps            float64
+	y, x, dx, dy []T
+	rows, d      int
+	eps          float64
 }
 
 var (
@@ -20,17 +20,11 @@ var (
 	l2NormGrad64 = newKernel(l2NormGradUnit[float64])
 )
 
-// L2Norm writes y = x rstd with rstd = 1 / sqrt(sum x^2 + eps) for every row of
-// x [rows,d]; rstd [rows] is kept for the gradient (nil where not wanted). eps
-// is inside the root and added to the sum: a zero row gives zeros.
-func L2Norm[T Float](y, rstd, x []T, rows, d int, eps float64) {
-	units := (rows + normRows - 1) / normRows
-	switch a := any(l2NormArgs[T]{y: y, rstd: rstd, x: x, rows: rows, d: d, eps: eps}).(type) {
-	case l2NormArgs[float32]:
-		l2Norm32.launch(units, a)
-	case l2NormArgs[float64]:
-		l2Norm64.launch(units, a)
-	}
+// L2Norm writes y = x / sqrt(sum x^2 + eps) for every row of x [rows,d]. eps is
+// inside the root and added to the sum: a zero row gives zeros.
+func L2Norm[T Float](y, x []T, rows, d int, eps float64) {
+	units := ceilDiv(rows, normRows)
+	pick[l2NormArgs[T]](l2Norm32, l2Norm64).launch(units, l2NormArgs[T]{y: y, x: x, rows: rows, d: d, eps: eps})
 }
 
 func l2NormUnit[T Float](a *l2NormArgs[T], i int) {
@@ -40,34 +34,28 @@ func l2NormUnit[T Float](a *l2NormArgs[T], i int) {
 		for j, v := range x {
 			y[j] = T(float64(v) * rstd)
 		}
-		if a.rstd != nil {
-			a.rstd[r] = T(rstd)
-		}
 	}
 }
 
-// L2NormGrad writes dx = rstd (dy - y (y . dy)) from the output y and rstd of
-// L2Norm, which is exact, eps included.
-func L2NormGrad[T Float](dx, dy, y, rstd []T, rows, d int) {
-	units := (rows + normRows - 1) / normRows
-	switch a := any(l2NormArgs[T]{x: dx, dy: dy, y: y, rstd: rstd, rows: rows, d: d}).(type) {
-	case l2NormArgs[float32]:
-		l2NormGrad32.launch(units, a)
-	case l2NormArgs[float64]:
-		l2NormGrad64.launch(units, a)
-	}
+// L2NormGrad writes dx = r (dy - y (y . dy)) with r = 1 / sqrt(sum x^2 + eps) and
+// y = x r, which is exact, eps included. r and y are recomputed in float64: the
+// difference cancels where dy lies along x.
+func L2NormGrad[T Float](dx, dy, x []T, rows, d int, eps float64) {
+	units := ceilDiv(rows, normRows)
+	pick[l2NormArgs[T]](l2NormGrad32, l2NormGrad64).launch(units, l2NormArgs[T]{dx: dx, dy: dy, x: x, rows: rows, d: d, eps: eps})
 }
 
 func l2NormGradUnit[T Float](a *l2NormArgs[T], i int) {
 	for r := i * normRows; r < min((i+1)*normRows, a.rows); r++ {
-		dx, dy, y := a.x[r*a.d:][:a.d], a.dy[r*a.d:][:a.d], a.y[r*a.d:][:a.d]
+		dx, dy, x := a.dx[r*a.d:][:a.d], a.dy[r*a.d:][:a.d], a.x[r*a.d:][:a.d]
 		dot := 0.0
 		for j, v := range dy {
-			dot += float64(v) * float64(y[j])
+			dot += float64(v) * float64(x[j])
 		}
-		rstd := float64(a.rstd[r])
+		rstd := 1 / math.Sqrt(squares(x)+a.eps)
+		along := dot * rstd * rstd
 		for j, v := range dy {
-			dx[j] = T(rstd * (float64(v) - float64(y[j])*dot))
+			dx[j] = T(rstd * (float64(v) - float64(x[j])*along))
 		}
 	}
 }

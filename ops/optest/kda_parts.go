@@ -126,9 +126,9 @@ func KDAGateGrad(dg, z, aLog, dtBias []float64, heads, dk int, bound float64) (d
 	return dz, daLog, ddtBias
 }
 
-// L2Norm returns y = x / sqrt(sum x^2 + eps) and 1 / that root for each row.
-func L2Norm(x []float64, d int, eps float64) (y, rstd []float64) {
-	y = make([]float64, len(x))
+// L2Norm returns y = x / sqrt(sum x^2 + eps) for each row.
+func L2Norm(x []float64, d int, eps float64) []float64 {
+	y := make([]float64, len(x))
 	for r := range len(x) / d {
 		sum := eps
 		for _, v := range x[r*d : (r+1)*d] {
@@ -137,9 +137,8 @@ func L2Norm(x []float64, d int, eps float64) (y, rstd []float64) {
 		for i := r * d; i < (r+1)*d; i++ {
 			y[i] = x[i] / math.Sqrt(sum)
 		}
-		rstd = append(rstd, 1/math.Sqrt(sum))
 	}
-	return y, rstd
+	return y
 }
 
 // L2NormGrad applies the Jacobian (I - x x'/(sum x^2 + eps)) / root to dy.
