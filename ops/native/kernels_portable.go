@@ -4,10 +4,35 @@ package native
 
 import "unsafe"
 
-// This file stands in for the assembly where there is none.
+// This file stands in for the assembly where there is none. Nothing calls what
+// is empty here: the callers ask inAssembly or gemmKernel first.
 
 func chooseKernel() int { return portableKernel }
 
 func (t *tileArgs) run() {}
 
 func transposeBlocks(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int) {}
+
+func vecExp(y, x *float32, n int) {}
+
+func vecExpSubSum(l *lanes, y, x *float32, m float32, n int) {}
+
+func vecDot(l *lanes, x, y *float32, n int) {}
+
+func vecDot3(l *lanes, x, y, z *float32, n int) {}
+
+func vecScaleMul(y, x, w *float32, s float32, n int) {}
+
+func vecAddScaleMul(y, x, w *float32, s float32, n int) {}
+
+func vecScaleMulAdd(y, x, w, z *float32, s, t float32, n int) {}
+
+func vecAddScaled(y, a, b *float32, s float32, n int) {}
+
+func vecSwiGLU(y, gate, up *float32, n int) {}
+
+func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {}
+
+func vecAdamW(p, m, v, grad *float32, c *adamWFactors, n int) {}
+
+func vecMax(x *float32, n int) float32 { return *x }

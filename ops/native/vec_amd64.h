@@ -1,0 +1,425 @@
+// The vector pieces of vec.go, once for both widths. A file that includes this
+// defines V0..V15 (its vector registers), the names FN_* of the functions, and
+//
+//	EACH16(S)   S(offset) for the vectors that make 16 floats
+//	PAIR16(S)   S(offset, a, b) for the same with two accumulators each
+//	LANES16(S)  S(offset, acc) for the pieces of 16 floats that widen to one
+//	            vector of float64 each
+//
+// Every loop takes 16 floats a turn; n is a positive multiple of 16. AX is the
+// byte offset of the turn, CX its end. Sums hold lane i of lanes in order in
+// V0, V1 (AVX-512) or V0..V3 (AVX2). Bounds: cache or memory, except the
+// exponential: 26 instructions for a vector, half of them on the two FMA ports.
+
+#define LOOP(n) \
+	SHLQ $2, n    \
+	XORQ AX, AX
+
+#define NEXT(label) \
+	ADDQ $64, AX  \
+	CMPQ AX, CX   \
+	JB   label
+
+// WIDE fills the 64 bytes at off with one 32-bit constant, given twice.
+#define WIDE(off, twice) \
+	DATA vecc<>+off+0(SB)/8, twice \
+	DATA vecc<>+off+8(SB)/8, twice \
+	DATA vecc<>+off+16(SB)/8, twice \
+	DATA vecc<>+off+24(SB)/8, twice \
+	DATA vecc<>+off+32(SB)/8, twice \
+	DATA vecc<>+off+40(SB)/8, twice \
+	DATA vecc<>+off+48(SB)/8, twice \
+	DATA vecc<>+off+56(SB)/8, twice
+
+// The constants of vec.go.
+#define C_LOW    vecc<>+0(SB)
+#define C_HIGH   vecc<>+64(SB)
+#define C_LOG2E  vecc<>+128(SB)
+#define C_MAGIC  vecc<>+192(SB)
+#define C_LN2HI  vecc<>+256(SB)
+#define C_LN2LO  vecc<>+320(SB)
+#define C_P4     vecc<>+384(SB)
+#define C_P3     vecc<>+448(SB)
+#define C_P2     vecc<>+512(SB)
+#define C_P1     vecc<>+576(SB)
+#define C_P0     vecc<>+640(SB)
+#define C_ONE    vecc<>+704(SB)
+#define C_127    vecc<>+768(SB)
+#define C_ABS    vecc<>+832(SB)
+#define C_NEGINF vecc<>+896(SB)
+
+WIDE(0, $0xc2d00000c2d00000) // -104
+WIDE(64, $0x42b2000042b20000) // 89
+WIDE(128, $0x3fb8aa3b3fb8aa3b) // 1/ln 2
+WIDE(192, $0x4b4000004b400000) // 1.5 * 2^23
+WIDE(256, $0x3f3180003f318000) // ln 2, high part
+WIDE(320, $0xb95e8083b95e8083) // ln 2, low part
+WIDE(384, $0x3ab5120c3ab5120c) // P4
+WIDE(448, $0x3c091cf93c091cf9) // P3
+WIDE(512, $0x3d2aac793d2aac79) // P2
+WIDE(576, $0x3e2aaa493e2aaa49) // P1
+WIDE(640, $0x3efffffe3efffffe) // P0
+WIDE(704, $0x3f8000003f800000) // 1
+WIDE(768, $0x0000007f0000007f) // 127
+WIDE(832, $0x7fffffff7fffffff) // the bits of |x|
+WIDE(896, $0xff800000ff800000) // -Inf
+GLOBL vecc<>(SB), RODATA|NOPTR, $960
+
+// EXP replaces x by e^x as exp32 does; t, n, q are scratch. The maximum and the
+// minimum return their first operand (x) when it is NaN.
+#define EXP(x, t, n, q) \
+	VMOVUPS C_LOW, t      \
+	VMAXPS  x, t, x       \
+	VMOVUPS C_HIGH, t     \
+	VMINPS  x, t, x       \
+	VMULPS  C_LOG2E, x, t \
+	VADDPS  C_MAGIC, t, t \
+	VSUBPS  C_MAGIC, t, n \
+	VMULPS  C_LN2HI, n, q \
+	VSUBPS  q, x, x       \
+	VMULPS  C_LN2LO, n, q \
+	VSUBPS  q, x, x       \
+	VMOVUPS C_P4, q       \
+	VMULPS  x, q, q       \
+	VADDPS  C_P3, q, q    \
+	VMULPS  x, q, q       \
+	VADDPS  C_P2, q, q    \
+	VMULPS  x, q, q       \
+	VADDPS  C_P1, q, q    \
+	VMULPS  x, q, q       \
+	VADDPS  C_P0, q, q    \
+	VMULPS  x, x, n       \
+	VMULPS  q, n, q       \
+	VADDPS  x, q, q       \
+	VADDPS  C_ONE, q, q   \
+	VPSUBD  C_MAGIC, t, t \
+	VPSRAD  $1, t, n      \
+	VPSUBD  n, t, t       \
+	VPADDD  C_127, n, n   \
+	VPSLLD  $23, n, n     \
+	VMULPS  n, q, q       \
+	VPADDD  C_127, t, t   \
+	VPSLLD  $23, t, t     \
+	VMULPS  t, q, x
+
+// func exp(y, x *float32, n int)
+TEXT FN_EXP(SB), NOSPLIT, $0-24
+	MOVQ y+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ n+16(FP), CX
+	LOOP(CX)
+
+#define STEP_EXP(off) \
+	VMOVUPS off(SI)(AX*1), V0 \
+	EXP(V0, V1, V2, V3)       \
+	VMOVUPS V0, off(DI)(AX*1)
+
+exp:
+	EACH16(STEP_EXP)
+	NEXT(exp)
+	VZEROUPPER
+	RET
+
+#define STEP_LOAD_LANES(off, acc) \
+	VMOVUPS 2*off(DX), acc
+#define STEP_STORE_LANES(off, acc) \
+	VMOVUPS acc, 2*off(DX)
+
+// func expSubSum(l *lanes, y, x *float32, m float32, n int)
+TEXT FN_EXPSUBSUM(SB), NOSPLIT, $0-40
+	MOVQ l+0(FP), DX
+	MOVQ y+8(FP), DI
+	MOVQ x+16(FP), SI
+	VBROADCASTSS m+24(FP), V8
+	MOVQ n+32(FP), CX
+	LOOP(CX)
+	LANES16(STEP_LOAD_LANES)
+
+#define STEP_EXPSUB(off) \
+	VMOVUPS off(SI)(AX*1), V4 \
+	VSUBPS  V8, V4, V4        \
+	EXP(V4, V5, V6, V7)       \
+	VMOVUPS V4, off(DI)(AX*1)
+
+#define STEP_SUM(off, acc) \
+	VCVTPS2PD off(DI)(AX*1), V5 \
+	VADDPD    V5, acc, acc
+
+expsub:
+	EACH16(STEP_EXPSUB)
+	LANES16(STEP_SUM)
+	NEXT(expsub)
+	LANES16(STEP_STORE_LANES)
+	VZEROUPPER
+	RET
+
+// func max(out *[32]float32, x *float32, n int)
+//
+// out gets the maximum of each of 16 lanes and then the largest |bits| of each,
+// which tells a NaN.
+TEXT FN_MAX(SB), NOSPLIT, $0-24
+	MOVQ out+0(FP), DX
+	MOVQ x+8(FP), SI
+	MOVQ n+16(FP), CX
+	LOOP(CX)
+
+#define STEP_MAX0(off, a, b) \
+	VMOVUPS C_NEGINF, a \
+	VXORPS  b, b, b
+
+#define STEP_MAX(off, a, b) \
+	VMOVUPS off(SI)(AX*1), V8 \
+	VMAXPS  V8, a, a          \
+	VANDPS  C_ABS, V8, V8     \
+	VPMAXSD V8, b, b
+
+#define STEP_MAX1(off, a, b) \
+	VMOVUPS a, off(DX) \
+	VMOVUPS b, 64+off(DX)
+
+	PAIR16(STEP_MAX0)
+
+max:
+	PAIR16(STEP_MAX)
+	NEXT(max)
+	PAIR16(STEP_MAX1)
+	VZEROUPPER
+	RET
+
+// func dot(l *lanes, x, y *float32, n int)
+TEXT FN_DOT(SB), NOSPLIT, $0-32
+	MOVQ l+0(FP), DX
+	MOVQ x+8(FP), SI
+	MOVQ y+16(FP), DI
+	MOVQ n+24(FP), CX
+	LOOP(CX)
+	LANES16(STEP_LOAD_LANES)
+
+#define STEP_DOT(off, acc) \
+	VCVTPS2PD off(SI)(AX*1), V8 \
+	VCVTPS2PD off(DI)(AX*1), V9 \
+	VMULPD    V9, V8, V8        \
+	VADDPD    V8, acc, acc
+
+dot:
+	LANES16(STEP_DOT)
+	NEXT(dot)
+	LANES16(STEP_STORE_LANES)
+	VZEROUPPER
+	RET
+
+// func dot3(l *lanes, x, y, z *float32, n int)
+TEXT FN_DOT3(SB), NOSPLIT, $0-40
+	MOVQ l+0(FP), DX
+	MOVQ x+8(FP), SI
+	MOVQ y+16(FP), DI
+	MOVQ z+24(FP), R8
+	MOVQ n+32(FP), CX
+	LOOP(CX)
+	LANES16(STEP_LOAD_LANES)
+
+#define STEP_DOT3(off, acc) \
+	VCVTPS2PD off(SI)(AX*1), V8  \
+	VCVTPS2PD off(DI)(AX*1), V9  \
+	VCVTPS2PD off(R8)(AX*1), V10 \
+	VMULPD    V9, V8, V8         \
+	VMULPD    V10, V8, V8        \
+	VADDPD    V8, acc, acc
+
+dot3:
+	LANES16(STEP_DOT3)
+	NEXT(dot3)
+	LANES16(STEP_STORE_LANES)
+	VZEROUPPER
+	RET
+
+// func scaleMul(y, x, w *float32, s float32, n int)
+TEXT FN_SCALEMUL(SB), NOSPLIT, $0-40
+	MOVQ y+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ w+16(FP), R8
+	VBROADCASTSS s+24(FP), V8
+	MOVQ n+32(FP), CX
+	LOOP(CX)
+
+#define STEP_SCALEMUL(off) \
+	VMULPS  off(SI)(AX*1), V8, V0 \
+	VMULPS  off(R8)(AX*1), V0, V0 \
+	VMOVUPS V0, off(DI)(AX*1)
+
+scalemul:
+	EACH16(STEP_SCALEMUL)
+	NEXT(scalemul)
+	VZEROUPPER
+	RET
+
+// func addScaleMul(y, x, w *float32, s float32, n int)
+TEXT FN_ADDSCALEMUL(SB), NOSPLIT, $0-40
+	MOVQ y+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ w+16(FP), R8
+	VBROADCASTSS s+24(FP), V8
+	MOVQ n+32(FP), CX
+	LOOP(CX)
+
+#define STEP_ADDSCALEMUL(off) \
+	VMULPS  off(SI)(AX*1), V8, V0 \
+	VMULPS  off(R8)(AX*1), V0, V0 \
+	VADDPS  off(DI)(AX*1), V0, V0 \
+	VMOVUPS V0, off(DI)(AX*1)
+
+addscalemul:
+	EACH16(STEP_ADDSCALEMUL)
+	NEXT(addscalemul)
+	VZEROUPPER
+	RET
+
+// func scaleMulAdd(y, x, w, z *float32, s, t float32, n int)
+TEXT FN_SCALEMULADD(SB), NOSPLIT, $0-48
+	MOVQ y+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ w+16(FP), R8
+	MOVQ z+24(FP), R9
+	VBROADCASTSS s+32(FP), V8
+	VBROADCASTSS t+36(FP), V9
+	MOVQ n+40(FP), CX
+	LOOP(CX)
+
+#define STEP_SCALEMULADD(off) \
+	VMULPS  off(SI)(AX*1), V8, V0 \
+	VMULPS  off(R8)(AX*1), V0, V0 \
+	VMULPS  off(R9)(AX*1), V9, V1 \
+	VADDPS  V1, V0, V0            \
+	VMOVUPS V0, off(DI)(AX*1)
+
+scalemuladd:
+	EACH16(STEP_SCALEMULADD)
+	NEXT(scalemuladd)
+	VZEROUPPER
+	RET
+
+// func addScaled(y, a, b *float32, s float32, n int)
+TEXT FN_ADDSCALED(SB), NOSPLIT, $0-40
+	MOVQ y+0(FP), DI
+	MOVQ a+8(FP), SI
+	MOVQ b+16(FP), R8
+	VBROADCASTSS s+24(FP), V8
+	MOVQ n+32(FP), CX
+	LOOP(CX)
+
+#define STEP_ADDSCALED(off) \
+	VMULPS  off(R8)(AX*1), V8, V0 \
+	VADDPS  off(SI)(AX*1), V0, V0 \
+	VMOVUPS V0, off(DI)(AX*1)
+
+addscaled:
+	EACH16(STEP_ADDSCALED)
+	NEXT(addscaled)
+	VZEROUPPER
+	RET
+
+// func swiGLU(y, gate, up *float32, n int)
+TEXT FN_SWIGLU(SB), NOSPLIT, $0-32
+	MOVQ y+0(FP), DI
+	MOVQ gate+8(FP), SI
+	MOVQ up+16(FP), R8
+	MOVQ n+24(FP), CX
+	LOOP(CX)
+
+// SIGMOID_DIV leaves g in V4 and 1 + e^-g in V0.
+#define SIGMOID_DIV(off) \
+	VMOVUPS off(SI)(AX*1), V4 \
+	VXORPS  V0, V0, V0        \
+	VSUBPS  V4, V0, V0        \
+	EXP(V0, V1, V2, V3)       \
+	VADDPS  C_ONE, V0, V0
+
+#define STEP_SWIGLU(off) \
+	SIGMOID_DIV(off)              \
+	VDIVPS  V0, V4, V4            \
+	VMULPS  off(R8)(AX*1), V4, V4 \
+	VMOVUPS V4, off(DI)(AX*1)
+
+swiglu:
+	EACH16(STEP_SWIGLU)
+	NEXT(swiglu)
+	VZEROUPPER
+	RET
+
+// func swiGLUGrad(dgate, dup, dy, gate, up *float32, n int)
+TEXT FN_SWIGLUGRAD(SB), NOSPLIT, $0-48
+	MOVQ dgate+0(FP), DI
+	MOVQ dup+8(FP), R9
+	MOVQ dy+16(FP), DX
+	MOVQ gate+24(FP), SI
+	MOVQ up+32(FP), R8
+	MOVQ n+40(FP), CX
+	LOOP(CX)
+
+#define STEP_SWIGLUGRAD(off) \
+	SIGMOID_DIV(off)              \
+	VMOVUPS C_ONE, V5             \
+	VDIVPS  V0, V5, V0            \
+	VMOVUPS off(DX)(AX*1), V6     \
+	VMULPS  V4, V6, V7            \
+	VMULPS  V0, V7, V7            \
+	VMULPS  off(R8)(AX*1), V6, V6 \
+	VMULPS  V0, V6, V6            \
+	VSUBPS  V0, V5, V1            \
+	VMULPS  V4, V1, V1            \
+	VADDPS  V5, V1, V1            \
+	VMULPS  V1, V6, V6            \
+	VMOVUPS V7, off(R9)(AX*1)     \
+	VMOVUPS V6, off(DI)(AX*1)
+
+swiglugrad:
+	EACH16(STEP_SWIGLUGRAD)
+	NEXT(swiglugrad)
+	VZEROUPPER
+	RET
+
+// func adamW(p, m, v, grad *float32, c *adamWFactors, n int)
+TEXT FN_ADAMW(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), DI
+	MOVQ m+8(FP), SI
+	MOVQ v+16(FP), R8
+	MOVQ grad+24(FP), R9
+	MOVQ c+32(FP), DX
+	MOVQ n+40(FP), CX
+	LOOP(CX)
+	VBROADCASTSS 0(DX), V7
+	VBROADCASTSS 4(DX), V8
+	VBROADCASTSS 8(DX), V9
+	VBROADCASTSS 12(DX), V10
+	VBROADCASTSS 16(DX), V11
+	VBROADCASTSS 20(DX), V12
+	VBROADCASTSS 24(DX), V13
+	VBROADCASTSS 28(DX), V14
+	VBROADCASTSS 32(DX), V15
+
+#define STEP_ADAMW(off) \
+	VMULPS  off(R9)(AX*1), V7, V0  \
+	VMULPS  off(SI)(AX*1), V8, V1  \
+	VMULPS  V0, V9, V2             \
+	VADDPS  V2, V1, V1             \
+	VMOVUPS V1, off(SI)(AX*1)      \
+	VMULPS  off(R8)(AX*1), V10, V3 \
+	VMULPS  V0, V0, V2             \
+	VMULPS  V2, V11, V2            \
+	VADDPS  V2, V3, V3             \
+	VMOVUPS V3, off(R8)(AX*1)      \
+	VSQRTPS V3, V3                 \
+	VMULPS  V3, V14, V3            \
+	VADDPS  V3, V15, V3            \
+	VMULPS  V1, V13, V1            \
+	VDIVPS  V3, V1, V1             \
+	VMULPS  off(DI)(AX*1), V12, V2 \
+	VSUBPS  V1, V2, V2             \
+	VMOVUPS V2, off(DI)(AX*1)
+
+adamw:
+	EACH16(STEP_ADAMW)
+	NEXT(adamw)
+	VZEROUPPER
+	RET
+
