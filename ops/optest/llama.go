@@ -6,7 +6,7 @@ import "fmt"
 // say by their presence is not repeated here: biases of any projection, norms
 // of q and k by head (`q_norm`, `k_norm`), an untied `lm_head`.
 type LlamaConfig struct {
-	Vocab, Hidden, Layers   int
+	Hidden, Layers          int
 	Heads, KVHeads, HeadDim int
 	Eps, Theta              float64
 	Rope                    RopeScaling
@@ -40,7 +40,7 @@ func Llama(t *Tape, c LlamaConfig, ids []int32) *Value {
 		o := t.Attention(Attention{B: 1, Lq: n, Lk: n, Hq: c.Heads, Hkv: c.KVHeads, D: c.HeadDim, Dv: c.HeadDim,
 			Causal: true, Window: c.Window}, q, k, v)
 		x = t.Add(x, t.Linear(o, at+"self_attn.o_proj", c.Heads*c.HeadDim))
-		x = t.Add(x, SwiGLUBlock(t, t.RMSNorm(x, at+"post_attention_layernorm.weight", c.Hidden, c.Eps), at+"mlp.", c.Hidden))
+		x = t.Add(x, swigluBlock(t, t.RMSNorm(x, at+"post_attention_layernorm.weight", c.Hidden, c.Eps), at+"mlp.", c.Hidden))
 	}
 	x = t.RMSNorm(x, "model.norm.weight", c.Hidden, c.Eps)
 	if t.Param("lm_head.weight") == nil {
@@ -49,8 +49,8 @@ func Llama(t *Tape, c LlamaConfig, ids []int32) *Value {
 	return t.Linear(x, "lm_head", c.Hidden)
 }
 
-// SwiGLUBlock is down(silu(gate(x)) up(x)) of the projections under a prefix.
-func SwiGLUBlock(t *Tape, x *Value, prefix string, hidden int) *Value {
+// swigluBlock is down(silu(gate(x)) up(x)) of the projections under a prefix.
+func swigluBlock(t *Tape, x *Value, prefix string, hidden int) *Value {
 	y := t.SwiGLU(t.Linear(x, prefix+"gate_proj", hidden), t.Linear(x, prefix+"up_proj", hidden))
 	return t.Linear(y, prefix+"down_proj", len(y.Data)*hidden/len(x.Data))
 }

@@ -32,7 +32,7 @@ func (f llamaFile) config() LlamaConfig {
 		f.HeadDim = f.Hidden / f.Heads
 	}
 	return LlamaConfig{
-		Vocab: f.Vocab, Hidden: f.Hidden, Layers: f.Layers, Heads: f.Heads, KVHeads: f.KVHeads, HeadDim: f.HeadDim,
+		Hidden: f.Hidden, Layers: f.Layers, Heads: f.Heads, KVHeads: f.KVHeads, HeadDim: f.HeadDim,
 		Eps: f.Eps, Theta: f.Rope.Theta, Window: f.Window,
 		Rope: RopeScaling{Type: f.Rope.Type, Factor: f.Rope.Factor, LowFreqFactor: f.Rope.Low, HighFreqFactor: f.Rope.High,
 			Original: f.Rope.Original, MaxPositions: f.MaxPositions},
