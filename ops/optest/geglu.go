@@ -2,23 +2,24 @@ package optest
 
 import "math"
 
-// GELU is x times the normal distribution function of x; with tanh the usual
-// approximation x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+// GELU is x times the normal distribution function of x, x/2 (1 + erf(x/sqrt 2));
+// with tanh the usual approximation x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+// Both are written without the sum, which cancels for negative x.
 func GELU(x float64, tanh bool) float64 {
 	if tanh {
-		return x / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
+		return x * Sigmoid(2*math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))
 	}
-	return x / 2 * (1 + math.Erf(x/math.Sqrt2))
+	return x / 2 * math.Erfc(-x/math.Sqrt2)
 }
 
 // GELUDerivative is the derivative of GELU: the distribution function plus x
-// times the density, and for the approximation, with u the argument of the
-// tanh as a logistic function of 2u: s + x s (1 - s) 2u'.
+// times the density. For the approximation, with u the argument of the tanh and
+// s the sigmoid of 2u, it is s + x 2u' s (1 - s).
 func GELUDerivative(x float64, tanh bool) float64 {
 	if tanh {
-		c := math.Sqrt(2 / math.Pi)
-		s := Sigmoid(2 * c * (x + 0.044715*math.Pow(x, 3)))
-		return s + x*s*(1-s)*2*c*(1+3*0.044715*x*x)
+		u := math.Sqrt(2/math.Pi) * (x + 0.044715*math.Pow(x, 3))
+		slope := math.Sqrt(2/math.Pi) * (1 + 3*0.044715*x*x)
+		return Sigmoid(2*u) + x*2*slope*Sigmoid(2*u)*Sigmoid(-2*u)
 	}
 	return math.Erfc(-x/math.Sqrt2)/2 + x*math.Exp(-x*x/2)/math.Sqrt(2*math.Pi)
 }

@@ -2,14 +2,6 @@ package optest
 
 import "math"
 
-func logistic(x float64) float64 {
-	if x < 0 {
-		e := math.Exp(x)
-		return e / (1 + e)
-	}
-	return 1 / (1 + math.Exp(-x))
-}
-
 // ShortConv is the depthwise causal convolution with SiLU. x [T,C] packed over
 // the sequences of cu, w [C,W] with the last tap on the newest sample, state
 // [N,C,W-1] the samples before each sequence, oldest first (nil: zeros). Each
@@ -25,7 +17,7 @@ func ShortConv(x, w, state []float64, cu []int32, channels, width int) (y, next 
 				for j := range width {
 					a += w[c*width+j] * line[i+j]
 				}
-				y[(int(cu[s])+i)*channels+c] = a * logistic(a)
+				y[(int(cu[s])+i)*channels+c] = a * Sigmoid(a)
 			}
 			copy(next[(s*channels+c)*(width-1):][:width-1], line[len(line)-width+1:])
 		}
@@ -58,7 +50,7 @@ func ShortConvGrad(dy, dnext, x, w, state []float64, cu []int32, channels, width
 				for j := range width {
 					a += w[c*width+j] * line[i+j]
 				}
-				sg := logistic(a)
+				sg := Sigmoid(a)
 				da := dy[(int(cu[s])+i)*channels+c] * (sg + a*sg*(1-sg))
 				for j := range width {
 					dw[c*width+j] += da * line[i+j]
@@ -87,7 +79,7 @@ func KDAGate(z, aLog, dtBias []float64, heads, dk int, bound float64) []float64 
 	for i := range z {
 		a, x := gateArgs(z, aLog, dtBias, heads, dk, i)
 		if bound != 0 {
-			g[i] = bound * logistic(a*x)
+			g[i] = bound * Sigmoid(a*x)
 		} else {
 			g[i] = -a * (max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))))
 		}
@@ -114,10 +106,10 @@ func KDAGateGrad(dg, z, aLog, dtBias []float64, heads, dk int, bound float64) (d
 		a, x := gateArgs(z, aLog, dtBias, heads, dk, i)
 		var byX, byA float64
 		if bound != 0 {
-			s := logistic(a * x)
+			s := Sigmoid(a * x)
 			byX, byA = bound*s*(1-s)*a, bound*s*(1-s)*x
 		} else {
-			byX, byA = -a*logistic(x), -(max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))))
+			byX, byA = -a*Sigmoid(x), -(max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))))
 		}
 		dz[i] = dg[i] * byX
 		daLog[i/dk%heads] += dg[i] * byA * a
@@ -171,7 +163,7 @@ func GatedRMSNorm(x, gate, w []float64, eps float64) []float64 {
 			mean += v * v / float64(d)
 		}
 		for i := r * d; i < (r+1)*d; i++ {
-			y[i] = logistic(gate[i]) * w[i-r*d] * x[i] / math.Sqrt(mean+eps)
+			y[i] = Sigmoid(gate[i]) * w[i-r*d] * x[i] / math.Sqrt(mean+eps)
 		}
 	}
 	return y
@@ -189,7 +181,7 @@ func GatedRMSNormGrad(dy, x, gate, w []float64, eps float64) (dx, dgate, dw []fl
 		root := math.Sqrt(mean)
 		for i := range d {
 			at := r*d + i
-			s := logistic(gate[at])
+			s := Sigmoid(gate[at])
 			dgate[at] = dy[at] * w[i] * x[at] / root * s * (1 - s)
 			dw[i] += dy[at] * s * x[at] / root
 			dx[at] += dy[at] * s * w[i] / root

@@ -108,6 +108,12 @@ func TestGatedUnits(t *testing.T) {
 	// gelu(1) = 0.8413447460685429 (erf), 0.8411919906082768 (tanh).
 	require.InDelta(t, 0.8413447460685429, GELU(1, false), 1e-15)
 	require.InDelta(t, 0.8411919906082768, GELU(1, true), 1e-15)
+	// Far out in the tail, where 1 + erf and 1 + tanh would have cancelled.
+	require.InEpsilon(t, -2.8072868906517896e-12, SwiGLU([]float64{-30}, []float64{1})[0], 1e-14)
+	require.InEpsilon(t, -4.9767684594174555e-15, GELU(-8, false), 1e-13)
+	require.InEpsilon(t, -8.43964670076231e-11, GELU(-6, true), 1e-13)
+	dgate, _ := SwiGLUGrad([]float64{1}, []float64{-30}, []float64{1})
+	require.InEpsilon(t, -2.7137106609631345e-12, dgate[0], 1e-14)
 	gate, up := Normals("gate", 40, 2), Normals("up", 40, 1)
 	CheckGradient(t, "swiglu",
 		func(in [][]float64) [][]float64 { return [][]float64{SwiGLU(in[0], in[1])} },

@@ -11,17 +11,23 @@ func SwiGLU(gate, up []float64) []float64 {
 	return y
 }
 
-// SwiGLUGrad uses the logistic function as (1 + tanh(x/2)) / 2, whose
-// derivative is (1 - tanh(x/2)^2) / 4.
+// SwiGLUGrad is the product rule on gate * sigmoid(gate); the derivative of the
+// sigmoid is sigmoid(x) sigmoid(-x), in which nothing cancels.
 func SwiGLUGrad(dy, gate, up []float64) (dgate, dup []float64) {
 	dgate, dup = make([]float64, len(gate)), make([]float64, len(gate))
 	for i, g := range gate {
-		t := math.Tanh(g / 2)
-		dup[i] = dy[i] * g * (1 + t) / 2
-		dgate[i] = dy[i] * up[i] * ((1+t)/2 + g*(1-t*t)/4)
+		dup[i] = dy[i] * g * Sigmoid(g)
+		dgate[i] = dy[i] * up[i] * (Sigmoid(g) + g*Sigmoid(g)*Sigmoid(-g))
 	}
 	return dgate, dup
 }
 
-// Sigmoid returns the logistic function of x.
-func Sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+// Sigmoid is the logistic function 1 / (1 + e^-x), to full accuracy also where
+// it is tiny.
+func Sigmoid(x float64) float64 {
+	if x < 0 {
+		e := math.Exp(x)
+		return e / (1 + e)
+	}
+	return 1 / (1 + math.Exp(-x))
+}
