@@ -1,0 +1,74 @@
+// The character map of SentencePiece normalizers (nmt_nfkc and others): a
+// double-array trie of byte strings, each with its replacement.
+
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+)
+
+// charsMap is the precompiled_charsmap of a model: the size of the trie in
+// bytes, its units (Darts-clone, 32 bits each), then the replacements, each
+// ending in NUL.
+type charsMap struct {
+	units        []uint32
+	replacements []byte
+}
+
+func parseCharsMap(data []byte) (*charsMap, error) {
+	if len(data) == 0 {
+		return nil, nil
+	}
+	if len(data) < 4 {
+		return nil, fmt.Errorf("precompiled_charsmap: required 4 bytes of size, got %d", len(data))
+	}
+	size := binary.LittleEndian.Uint32(data)
+	if uint64(size) >= uint64(len(data)-4) || size%4 != 0 {
+		return nil, fmt.Errorf("precompiled_charsmap: trie of %d bytes in %d", size, len(data)-4)
+	}
+	m := &charsMap{units: make([]uint32, size/4), replacements: data[4+size:]}
+	for i := range m.units {
+		m.units[i] = binary.LittleEndian.Uint32(data[4+4*i:])
+	}
+	return m, nil
+}
+
+// lookup returns the replacement of the longest entry that text starts with,
+// and the entry's length; 0 if there is none.
+func (m *charsMap) lookup(text string) (replacement string, length int) {
+	if len(m.units) == 0 {
+		return "", 0
+	}
+	value := uint32(0)
+	node := unitOffset(m.units[0])
+	for i := range len(text) {
+		node ^= uint32(text[i])
+		if uint64(node) >= uint64(len(m.units)) {
+			break
+		}
+		unit := m.units[node]
+		if unit&(1<<31|0xFF) != uint32(text[i]) {
+			break
+		}
+		node ^= unitOffset(unit)
+		if uint64(node) >= uint64(len(m.units)) {
+			break
+		}
+		if unit>>8&1 == 1 { // the unit at the offset holds a value
+			value, length = m.units[node]&(1<<31-1), i+1
+		}
+	}
+	if length == 0 || uint64(value) > uint64(len(m.replacements)) {
+		return "", 0
+	}
+	rest := m.replacements[value:]
+	if end := bytes.IndexByte(rest, 0); end >= 0 {
+		rest = rest[:end]
+	}
+	return string(rest), length
+}
+
+// unitOffset is the distance from a unit to its children.
+func unitOffset(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }

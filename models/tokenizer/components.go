@@ -1,0 +1,348 @@
+// tokenizer.json: the components by their type.
+
+package tokenizer
+
+import (
+	"encoding/json"
+	"fmt"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// patternJSON is {"String": ...} or {"Regex": ...}.
+type patternJSON struct {
+	String *string
+	Regex  *string
+}
+
+func (p patternJSON) matcher() (matcher, error) {
+	switch {
+	case p.String != nil && *p.String != "":
+		return literal(*p.String), nil
+	case p.Regex != nil:
+		return compile(*p.Regex)
+	}
+	return nil, fmt.Errorf("pattern: required a Regex or a String that is not empty")
+}
+
+func parseNormalizer(raw json.RawMessage) (normalizer, error) {
+	if isNull(raw) {
+		return nil, nil
+	}
+	kind, err := kindOf(raw)
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case "NFC":
+		return unicodeForm(norm.NFC), nil
+	case "NFD":
+		return unicodeForm(norm.NFD), nil
+	case "NFKC":
+		return unicodeForm(norm.NFKC), nil
+	case "NFKD":
+		return unicodeForm(norm.NFKD), nil
+	case "Lowercase":
+		return rewrite(lowercase), nil
+	case "StripAccents":
+		return rewrite(stripAccents), nil
+	case "ByteLevel":
+		return rewrite(toAlphabet), nil
+	case "Prepend":
+		var f struct{ Prepend string }
+		err := fields(kind, raw, &f)
+		return prepend(f.Prepend), err
+	case "Replace":
+		return parseReplace(kind, raw)
+	case "Strip":
+		var f struct {
+			StripLeft  bool `json:"strip_left"`
+			StripRight bool `json:"strip_right"`
+		}
+		err := fields(kind, raw, &f)
+		return strip{f.StripLeft, f.StripRight}, err
+	case "Sequence":
+		var f struct{ Normalizers []json.RawMessage }
+		if err := fields(kind, raw, &f); err != nil {
+			return nil, err
+		}
+		var ns normalizers
+		for i, r := range f.Normalizers {
+			n, err := parseNormalizer(r)
+			if err != nil {
+				return nil, fmt.Errorf("Sequence: %d: %w", i, err)
+			}
+			if n != nil {
+				ns = append(ns, n)
+			}
+		}
+		return ns, nil
+	}
+	return nil, fmt.Errorf("type %q is not supported", kind)
+}
+
+func parseReplace(kind string, raw json.RawMessage) (replace, error) {
+	var f struct {
+		Pattern patternJSON
+		Content string
+	}
+	if err := fields(kind, raw, &f); err != nil {
+		return replace{}, err
+	}
+	m, err := f.Pattern.matcher()
+	if err != nil {
+		return replace{}, fmt.Errorf("%s: %w", kind, err)
+	}
+	return replace{m, f.Content}, nil
+}
+
+// parsePreTokenizer returns the steps of a pre-tokenizer, sequences unrolled.
+func parsePreTokenizer(raw json.RawMessage) ([]preTokenizer, error) {
+	if isNull(raw) {
+		return nil, nil
+	}
+	kind, err := kindOf(raw)
+	if err != nil {
+		return nil, err
+	}
+	one := func(p preTokenizer, err error) ([]preTokenizer, error) {
+		if err != nil {
+			return nil, err
+		}
+		return []preTokenizer{p}, nil
+	}
+	switch kind {
+	case "ByteLevel":
+		f := struct {
+			AddPrefixSpace bool  `json:"add_prefix_space"`
+			UseRegex       *bool `json:"use_regex"`
+		}{}
+		err := fields(kind, raw, &f)
+		return one(byteLevel{prefixSpace: f.AddPrefixSpace, useRegex: f.UseRegex == nil || *f.UseRegex}, err)
+	case "Split":
+		return one(parseSplit(kind, raw))
+	case "Digits":
+		var f struct {
+			IndividualDigits bool `json:"individual_digits"`
+		}
+		err := fields(kind, raw, &f)
+		return one(digits(f.IndividualDigits), err)
+	case "Punctuation":
+		f := struct{ Behavior behavior }{isolated}
+		if err := fields(kind, raw, &f); err != nil {
+			return nil, err
+		}
+		return one(matched{pattern: charMatcher(isPunctuation), behavior: f.Behavior}, f.Behavior.valid())
+	case "Whitespace":
+		return one(matched{pattern: words{}, behavior: removed, invert: true}, nil)
+	case "WhitespaceSplit":
+		return one(whitespaceSplit(), nil)
+	case "Metaspace":
+		m, err := parseMetaspace(kind, raw)
+		return one(m, err)
+	case "Sequence":
+		var f struct{ Pretokenizers []json.RawMessage }
+		if err := fields(kind, raw, &f); err != nil {
+			return nil, err
+		}
+		var all []preTokenizer
+		for i, r := range f.Pretokenizers {
+			ps, err := parsePreTokenizer(r)
+			if err != nil {
+				return nil, fmt.Errorf("Sequence: %d: %w", i, err)
+			}
+			all = append(all, ps...)
+		}
+		return all, nil
+	}
+	return nil, fmt.Errorf("type %q is not supported", kind)
+}
+
+func parseSplit(kind string, raw json.RawMessage) (preTokenizer, error) {
+	var f struct {
+		Pattern  patternJSON
+		Behavior behavior
+		Invert   bool
+	}
+	if err := fields(kind, raw, &f); err != nil {
+		return nil, err
+	}
+	if err := f.Behavior.valid(); err != nil {
+		return nil, fmt.Errorf("%s: %w", kind, err)
+	}
+	if f.Pattern.Regex != nil && f.Behavior == isolated {
+		if next := scannerFor(*f.Pattern.Regex); next != nil {
+			return scanned{next}, nil
+		}
+	}
+	m, err := f.Pattern.matcher()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", kind, err)
+	}
+	return matched{pattern: m, behavior: f.Behavior, invert: f.Invert}, nil
+}
+
+// parseMetaspace reads the fields that pre-tokenizer and decoder share.
+func parseMetaspace(kind string, raw json.RawMessage) (metaspace, error) {
+	f := struct {
+		Replacement    string        `json:"replacement"`
+		PrependScheme  prependScheme `json:"prepend_scheme"`
+		AddPrefixSpace *bool         `json:"add_prefix_space"`
+		Split          *bool         `json:"split"`
+	}{}
+	if err := fields(kind, raw, &f); err != nil {
+		return metaspace{}, err
+	}
+	if utf8.RuneCountInString(f.Replacement) != 1 {
+		return metaspace{}, fmt.Errorf("%s: replacement: required one character, got %q", kind, f.Replacement)
+	}
+	if f.PrependScheme == "" {
+		f.PrependScheme = prependAlways
+		if f.AddPrefixSpace != nil && !*f.AddPrefixSpace {
+			f.PrependScheme = prependNever
+		}
+	}
+	switch f.PrependScheme {
+	case prependAlways, prependFirst, prependNever:
+	default:
+		return metaspace{}, fmt.Errorf("%s: prepend_scheme %q: required always, first or never", kind, f.PrependScheme)
+	}
+	if f.AddPrefixSpace != nil && !*f.AddPrefixSpace && f.PrependScheme != prependNever {
+		return metaspace{}, fmt.Errorf("%s: add_prefix_space false contradicts prepend_scheme %q", kind, f.PrependScheme)
+	}
+	return metaspace{f.Replacement, f.PrependScheme, f.Split == nil || *f.Split}, nil
+}
+
+// parsePostProcessor returns the ids that go before and after one text.
+func parsePostProcessor(raw json.RawMessage) (before, after []int32, err error) {
+	if isNull(raw) {
+		return nil, nil, nil
+	}
+	kind, err := kindOf(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	switch kind {
+	case "ByteLevel": // moves offsets, no ids
+		return nil, nil, nil
+	case "TemplateProcessing":
+		return parseTemplate(kind, raw)
+	case "Sequence":
+		var f struct{ Processors []json.RawMessage }
+		if err := fields(kind, raw, &f); err != nil {
+			return nil, nil, err
+		}
+		for i, r := range f.Processors {
+			b, a, err := parsePostProcessor(r)
+			if err != nil {
+				return nil, nil, fmt.Errorf("Sequence: %d: %w", i, err)
+			}
+			before, after = append(b, before...), append(after, a...)
+		}
+		return before, after, nil
+	}
+	return nil, nil, fmt.Errorf("type %q is not supported", kind)
+}
+
+func parseTemplate(kind string, raw json.RawMessage) (before, after []int32, err error) {
+	var f struct {
+		Single []struct {
+			SpecialToken *struct{ ID string }
+			Sequence     *struct{ ID string }
+		}
+		SpecialTokens map[string]struct{ IDs []int32 } `json:"special_tokens"`
+	}
+	if err := fields(kind, raw, &f); err != nil {
+		return nil, nil, err
+	}
+	texts := 0
+	for i, piece := range f.Single {
+		switch {
+		case piece.Sequence != nil && piece.Sequence.ID == "A":
+			texts++
+		case piece.SpecialToken != nil:
+			token, ok := f.SpecialTokens[piece.SpecialToken.ID]
+			if !ok {
+				return nil, nil, fmt.Errorf("%s: single: %q is not in special_tokens", kind, piece.SpecialToken.ID)
+			}
+			if texts == 0 {
+				before = append(before, token.IDs...)
+			} else {
+				after = append(after, token.IDs...)
+			}
+		default:
+			return nil, nil, fmt.Errorf("%s: single: piece %d: required a SpecialToken or the Sequence A", kind, i)
+		}
+	}
+	if texts != 1 {
+		return nil, nil, fmt.Errorf("%s: single: required the Sequence A once, got it %d times", kind, texts)
+	}
+	return before, after, nil
+}
+
+func parseDecoder(raw json.RawMessage) ([]decoder, error) {
+	if isNull(raw) {
+		return []decoder{spacesDecoder{}}, nil
+	}
+	kind, err := kindOf(raw)
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case "ByteLevel":
+		return []decoder{byteLevelDecoder{}}, nil
+	case "ByteFallback":
+		return []decoder{byteFallbackDecoder{}}, nil
+	case "Fuse":
+		return []decoder{fuseDecoder{}}, nil
+	case "Metaspace":
+		m, err := parseMetaspace(kind, raw)
+		return []decoder{metaspaceDecoder{m.mark, m.scheme}}, err
+	case "Replace":
+		r, err := parseReplace(kind, raw)
+		return []decoder{replaceDecoder(r)}, err
+	case "Strip":
+		return parseStripDecoder(kind, raw)
+	case "Sequence":
+		var f struct{ Decoders []json.RawMessage }
+		if err := fields(kind, raw, &f); err != nil {
+			return nil, err
+		}
+		var all []decoder
+		for i, r := range f.Decoders {
+			ds, err := parseDecoder(r)
+			if err != nil {
+				return nil, fmt.Errorf("Sequence: %d: %w", i, err)
+			}
+			all = append(all, ds...)
+		}
+		return all, nil
+	}
+	return nil, fmt.Errorf("type %q is not supported", kind)
+}
+
+// replaceDecoder leaves a token alone where its expression cannot be run.
+func replaceDecoder(r replace) rewriting {
+	return func(text string) string {
+		s, err := r.apply(text)
+		if err != nil {
+			return text
+		}
+		return s
+	}
+}
+
+func parseStripDecoder(kind string, raw json.RawMessage) ([]decoder, error) {
+	var f struct {
+		Content     string
+		Start, Stop int
+	}
+	if err := fields(kind, raw, &f); err != nil {
+		return nil, err
+	}
+	if utf8.RuneCountInString(f.Content) != 1 || f.Start < 0 || f.Stop < 0 {
+		return nil, fmt.Errorf("%s: required one character and two counts, got %q, %d, %d", kind, f.Content, f.Start, f.Stop)
+	}
+	return []decoder{stripDecoder{[]rune(f.Content)[0], f.Start, f.Stop}}, nil
+}

@@ -1,0 +1,58 @@
+// Opening the tokenizer of a model folder.
+
+package tokenizer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Open opens a tokenizer.json, a SentencePiece .model file, or the folder of a
+// model that holds one of them; tokenizer.json goes first. In a folder the
+// roles of special tokens are read from tokenizer_config.json and
+// generation_config.json.
+func Open(path string) (*Tokenizer, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	if info.IsDir() {
+		return openFolder(path)
+	}
+	return openFile(path)
+}
+
+func openFile(path string) (*Tokenizer, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	open := FromJSON
+	if filepath.Ext(path) == ".model" {
+		open = FromSentencePiece
+	}
+	t, err := open(data)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
+	}
+	return t, nil
+}
+
+func openFolder(dir string) (*Tokenizer, error) {
+	for _, name := range []string{"tokenizer.json", "tokenizer.model"} {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		t, err := openFile(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := t.readRoles(dir); err != nil {
+			return nil, fmt.Errorf("tokenizer: %s: %w", dir, err)
+		}
+		return t, nil
+	}
+	return nil, fmt.Errorf("tokenizer: %s: required tokenizer.json or tokenizer.model, found neither", dir)
+}
