@@ -37,12 +37,18 @@ func (a Attention) kept(b, h, i, j int) bool {
 	if a.Mask == nil {
 		return true
 	}
-	at := map[int][]int{2: {b, j}, 3: {b, i, j}, 4: {b, h, i, j}}[len(a.MaskShape)]
+	index := []int{b, h, i, j}
+	switch len(a.MaskShape) {
+	case 2:
+		index = []int{b, j}
+	case 3:
+		index = []int{b, i, j}
+	}
 	offset := 0
 	for d, size := range a.MaskShape {
 		offset *= size
 		if size > 1 {
-			offset += at[d]
+			offset += index[d]
 		}
 	}
 	return a.Mask[offset]

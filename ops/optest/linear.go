@@ -24,20 +24,33 @@ func LinearGrad(dy, x, w []float64, m, n, k int) (dx, dw, db []float64) {
 // MatMul returns c[M,N] = op(a) op(b) with op(a) [M,K] and op(b) [K,N]. With
 // transA a is stored [K,M]; with transB b is stored [N,K].
 func MatMul(a, b []float64, m, n, k int, transA, transB bool) []float64 {
+	if transA {
+		a = Transpose(a, k, m)
+	}
+	if !transB {
+		b = Transpose(b, k, n)
+	}
 	c := make([]float64, m*n)
 	for i := range m {
 		for j := range n {
-			for l := range k {
-				ai, bi := i*k+l, l*n+j
-				if transA {
-					ai = l*m + i
-				}
-				if transB {
-					bi = j*k + l
-				}
-				c[i*n+j] += a[ai] * b[bi]
+			column := b[j*k : (j+1)*k]
+			sum := 0.0
+			for l, v := range a[i*k : (i+1)*k] {
+				sum += v * column[l]
 			}
+			c[i*n+j] = sum
 		}
 	}
 	return c
+}
+
+// Transpose returns the matrix [rows, cols] as [cols, rows].
+func Transpose[T any](x []T, rows, cols int) []T {
+	y := make([]T, len(x))
+	for i := range rows {
+		for j := range cols {
+			y[j*rows+i] = x[i*cols+j]
+		}
+	}
+	return y
 }

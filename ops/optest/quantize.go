@@ -65,17 +65,6 @@ func (b Blocks) Dequantize(codes []uint8, steps []float64, f *Format) []float64 
 	return x
 }
 
-// Transpose returns the matrix [rows, cols] as [cols, rows].
-func Transpose[T any](x []T, rows, cols int) []T {
-	y := make([]T, len(x))
-	for i := range rows {
-		for j := range cols {
-			y[j*rows+i] = x[i*cols+j]
-		}
-	}
-	return y
-}
-
 // QuantStep is the step of a recipe, amax / max(format) * 2^margin. An amax of
 // 0, an infinity or NaN keeps the previous step. The step is a float32 and
 // never 0: the least is the smallest normal float32.
