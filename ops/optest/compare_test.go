@@ -118,7 +118,7 @@ func TestRandom_DependsOnTheNameAlone(t *testing.T) {
 	require.NotEqual(t, Normals("a", 4, 2), Normals("b", 4, 2))
 	x := Normals("moments", 100000, 3)
 	mean, variance := moments(x)
-	require.InDelta(t, 0, mean, 0.03) // measured -0.004
+	require.InDelta(t, 0, mean, 0.03) // measured -0.0026, deviation of the mean 0.0095
 	require.InDelta(t, 9, variance, 0.15)
 	require.Equal(t, x, Float64s(Cast[float32](x)))
 	mean, variance = moments(Uniforms("u", 100000, -1, 3))

@@ -127,7 +127,7 @@ func TestInverseFrequencies_OtherTypes(t *testing.T) {
 	long := RopeScaling{Type: "longrope", Original: 4096, MaxPositions: 131072, ShortFactor: []float64{1, 1, 2, 2}, LongFactor: []float64{1, 2, 4, 8}, Length: 4096}
 	f, factor = get(long)
 	near(t, []float64{1, 0.1, 0.005, 0.0005}, f, 1e-15)
-	require.InDelta(t, 1.190238, factor, 5e-7) // sqrt(1 + 5/12), the published value of Phi-3 128k
+	require.InDelta(t, 1.190238, factor, 5e-7) // sqrt(1 + ln 32 / ln 4096) = sqrt(1 + 5/12)
 	long.Length = 4097
 	f, _ = get(long)
 	near(t, []float64{1, 0.05, 0.0025, 0.000125}, f, 1e-15)
