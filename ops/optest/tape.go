@@ -30,9 +30,6 @@ func (t *Tape) Param(name string) *Value {
 
 func newValue(data []float64) *Value { return &Value{data, make([]float64, len(data))} }
 
-// Constant is a value whose gradient nobody asks for.
-func (t *Tape) Constant(data []float64) *Value { return newValue(data) }
-
 // Apply runs an op. An input may be nil, which its functions then see as nil.
 func (t *Tape) Apply(forward Forward, backward Backward, in ...*Value) []*Value {
 	data := make([][]float64, len(in))
