@@ -4,15 +4,6 @@ package native
 
 import "math"
 
-// AttentionMask says which scores stay. The entry of batch b, query head h,
-// query i and key j is Keep[b*B + h*H + i*Q + j*K], true = keep; a stride of 0
-// broadcasts. Keep nil means no mask. Of ragged sequences i counts the packed
-// queries (B is not used) and j the keys of the query's own sequence.
-type AttentionMask struct {
-	Keep       []bool
-	B, H, Q, K int
-}
-
 // AttentionArgs are the operands of Attention and AttentionGrad.
 //
 // Dense: q [B,Lq,Hq,D], k [B,Lk,Hkv,D], v [B,Lk,Hkv,Dv] give out
@@ -22,7 +13,8 @@ type AttentionMask struct {
 // Ragged, when QIndptr is set: sequence b owns queries QIndptr[b]:QIndptr[b+1]
 // of q [Lq,Hq,D] and keys KVIndptr[b]:KVIndptr[b+1] of k [Lk,Hkv,D] and v
 // [Lk,Hkv,Dv], Lq and Lk being the packed totals; out is [Lq,Hq,Dv], lse
-// [Hq,Lq]. Sequences do not see each other.
+// [Hq,Lq]. Sequences do not see each other. Queries and keys behind the last
+// sequence belong to none: out 0, lse -Inf, gradients 0.
 type AttentionArgs[T Float] struct {
 	Out, LSE []T // LSE may be nil
 	Q, K, V  []T
@@ -77,7 +69,7 @@ type attnHeads[T Float] struct {
 	window                       int
 	mask                         AttentionMask
 	kvLen, qIndptr, kvIndptr     []int32
-	pages                        pageTable // paged keys: lengths come from here
+	pages                        PageTable // paged keys: lengths come from here
 }
 
 func headsOf[T Float](a *AttentionArgs[T]) attnHeads[T] {
@@ -109,8 +101,8 @@ func (h *attnHeads[T]) seq(b int) attnSeq {
 		s.lq = int(h.qIndptr[b+1]) - s.q0
 	}
 	switch {
-	case h.pages.pageSize > 0:
-		s.k0, s.lk = 0, h.pages.length(b)
+	case h.pages.PageSize > 0:
+		s.k0, s.lk = 0, h.pages.Length(b)
 	case h.kvIndptr != nil:
 		s.k0 = int(h.kvIndptr[b])
 		s.lk = int(h.kvIndptr[b+1]) - s.k0
@@ -196,6 +188,7 @@ func (f *attnForward[T]) run() {
 	if f.hkv == 0 {
 		return
 	}
+	f.clearRest()
 	f.tiles = ceilDiv(f.longest()*f.g, attnRows)
 	n := f.tiles * f.b * f.hkv
 	switch f := any(*f).(type) {
@@ -203,6 +196,20 @@ func (f *attnForward[T]) run() {
 		attnForward32.launch(n, f)
 	case attnForward[float64]:
 		attnForward64.launch(n, f)
+	}
+}
+
+// clearRest writes the result of packed queries that belong to no sequence.
+func (f *attnForward[T]) clearRest() {
+	if f.qIndptr == nil {
+		return
+	}
+	end := int(f.qIndptr[f.b])
+	clear(f.out[end*f.hq*f.dv : f.lq*f.hq*f.dv])
+	if f.lse != nil {
+		for h := range f.hq {
+			fill(f.lse[h*f.lq+end:(h+1)*f.lq], T(math.Inf(-1)))
+		}
 	}
 }
 

@@ -27,7 +27,7 @@ type AttentionGradArgs[T Float] struct {
 // dk and dv are summed over the query heads of their key head in head order,
 // dsinks over the sequences. A query that sees no key adds nothing, whatever
 // its operands hold, and gets dq 0; a key that no query sees (or beyond KVLen)
-// gets dk and dv 0. Tokens that belong to no ragged sequence are not written.
+// gets dk and dv 0.
 //
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691).
 func AttentionGrad[T Float](a AttentionGradArgs[T]) {
@@ -70,7 +70,11 @@ var (
 )
 
 func (g *attnBackward[T]) run() {
-	if g.hkv == 0 || g.b == 0 {
+	if g.hkv == 0 {
+		return
+	}
+	g.clearRest()
+	if g.b == 0 {
 		return
 	}
 	g.tiles = ceilDiv(g.longest(), attnGradRows)
@@ -85,10 +89,21 @@ func (g *attnBackward[T]) run() {
 		attnLaunch(attnAddParts32, attnAddParts64, g.tiles*g.b, g)
 	}
 	giveScratch(g.dqParts)
-	if g.sinks != nil {
+	if len(g.sinks) > 0 {
 		attnLaunch(attnSinks32, attnSinks64, g.hq, g)
 	}
 	giveScratch(g.delta)
+}
+
+// clearRest writes the gradients of tokens that belong to no ragged sequence.
+func (g *attnBackward[T]) clearRest() {
+	if g.qIndptr == nil {
+		return
+	}
+	q, k := int(g.qIndptr[g.b]), int(g.kvIndptr[g.b])*g.hkv
+	clear(g.gq[q*g.hq*g.d : g.lq*g.hq*g.d])
+	clear(g.gk[k*g.d : g.lk*g.hkv*g.d])
+	clear(g.gv[k*g.dv : g.lk*g.hkv*g.dv])
 }
 
 // attnLaunch starts n units of the kernel of T.
@@ -120,7 +135,7 @@ func attnDeltaTile[T Float](g *attnBackward[T], unit int) {
 		at := (s.q0+i)*g.hq + head
 		l := g.lseAt(s, head) + i
 		g.delta[l] = dot(g.dout[at*g.dv:(at+1)*g.dv], g.out[at*g.dv:])
-		if g.dlse != nil {
+		if len(g.dlse) > 0 {
 			g.delta[l] -= g.dlse[l]
 		}
 		clear(g.gq[at*g.d : (at+1)*g.d])

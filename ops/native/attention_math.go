@@ -8,7 +8,7 @@ import "math"
 type kvSource[T Float] struct {
 	k, v       []T
 	hkv, d, dv int
-	pages      pageTable
+	pages      PageTable
 }
 
 // keys returns keys j0..j0+n of head hk as rows with their stride, gathered
@@ -22,11 +22,11 @@ func (kv *kvSource[T]) values(s attnSeq, hk, j0, n int, buf []T) ([]T, int) {
 }
 
 func (kv *kvSource[T]) rows(x []T, d int, s attnSeq, hk, j0, n int, buf []T) ([]T, int) {
-	if kv.pages.pageSize == 0 {
+	if kv.pages.PageSize == 0 {
 		return x[((s.k0+j0)*kv.hkv+hk)*d:], kv.hkv * d
 	}
 	for j := range n {
-		at := (kv.pages.slot(s.b, j0+j)*kv.hkv + hk) * d
+		at := (kv.pages.Slot(s.b, j0+j)*kv.hkv + hk) * d
 		copy(buf[j*d:(j+1)*d], x[at:at+d])
 	}
 	return buf, d

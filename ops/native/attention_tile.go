@@ -283,7 +283,7 @@ func (w *attnState[T]) finish() {
 			clear(out)
 		} else {
 			m, l, o := w.m[r], w.l[r], w.o[r*f.dv:(r+1)*f.dv]
-			if f.sinks != nil {
+			if len(f.sinks) > 0 {
 				m, l = joinSink(m, l, f.sinks[head], o)
 			}
 			inv := 1 / l
