@@ -33,6 +33,6 @@ func vecSwiGLU(y, gate, up *float32, n int) {}
 
 func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {}
 
-func vecAdamW(p, m, v, grad *float32, c *adamWFactors, n int) {}
+func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {}
 
 func vecMax(x *float32, n int) float32 { return *x }

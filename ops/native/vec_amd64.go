@@ -147,12 +147,12 @@ func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {
 }
 
 //go:noescape
-func adamWAVX512(p, m, v, grad *float32, c *adamWFactors, n int)
+func adamWAVX512(p, m, v, grad *float32, c *adamWFactors[float32], n int)
 
 //go:noescape
-func adamWAVX2(p, m, v, grad *float32, c *adamWFactors, n int)
+func adamWAVX2(p, m, v, grad *float32, c *adamWFactors[float32], n int)
 
-func vecAdamW(p, m, v, grad *float32, c *adamWFactors, n int) {
+func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {
 	if gemmKernel == avx512Kernel {
 		adamWAVX512(p, m, v, grad, c, n)
 	} else {
