@@ -100,11 +100,9 @@ func (b *Builder) Err() error { return b.err }
 // Float is the element type of activations.
 func (b *Builder) Float() dtype.DType { return b.float }
 
-// Fail records an error of the caller's, for constructors that check more than
-// Infer can see.
-func (b *Builder) Fail(op string, err error) *Node {
-	return b.fail(b.scope, op, err)
-}
+// Fail records an error of the caller's, for constructors and models that
+// check more than Infer can see.
+func (b *Builder) Fail(err error) *Node { return b.fail(b.scope, "", err) }
 
 func (b *Builder) fail(path, op string, err error) *Node {
 	if b.err == nil {

@@ -162,10 +162,16 @@ func Workers() int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// submit queues b for one helper; with a full queue the caller works alone.
+// submit queues b for one helper. Where the helpers are far behind, the caller
+// works alone: entries that nobody comes to hold their calls back from reuse.
 func (w *workers) submit(b *batch) {
-	if w.running.Load() < int64(Workers()-1) {
+	n := Workers()
+	if w.running.Load() < int64(n-1) {
 		w.grow()
+	}
+	if len(w.queue) > 4*n {
+		b.release()
+		return
 	}
 	select {
 	case w.queue <- b:
