@@ -1,0 +1,115 @@
+package models_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// demo is the model of the demo: byte vocabulary, 4 layers of 256.
+var demo = models.Config{Type: "llama", Vocab: 256, Hidden: 256, FFN: 1024, Layers: 4, Heads: 4, KVHeads: 4, HeadDim: 64, Context: 128, NormEps: 1e-6, RopeTheta: 1e4}
+
+// trainStep builds loss and gradients of a training step.
+func trainStep(t testing.TB, c models.Config, batch, context int, dropout float64, opts ...graph.NativeOption) (*graph.Builder, []*graph.Node, *graph.Native, graph.Feeds) {
+	t.Helper()
+	m, err := models.New(c)
+	require.NoError(t, err)
+	require.NoError(t, m.Init(1))
+	b := graph.New(graph.Share(m.Params()))
+	loss, _ := m.Loss(b, batch, context, dropout, 3)
+	require.NoError(t, b.Err())
+	grads, err := b.Grad(loss, b.Params()...)
+	require.NoError(t, err)
+	require.NoError(t, graph.Verify(b))
+	outs := append([]*graph.Node{loss}, grads...)
+	plan, err := b.Plan(outs...)
+	require.NoError(t, err)
+	run, err := plan.Native(opts...)
+	require.NoError(t, err)
+	r := rand.New(rand.NewPCG(1, 2))
+	tokens, labels := make([]int32, batch*context), make([]int32, batch*context)
+	for i := range tokens {
+		tokens[i], labels[i] = int32(r.IntN(c.Vocab)), int32(r.IntN(c.Vocab))
+	}
+	feeds := graph.Feeds{"tokens": tokens, "labels": labels}
+	if dropout > 0 {
+		feeds["step"] = []int64{5}
+	}
+	return b, outs, run, feeds
+}
+
+// TestPlanEqualsTapeMachine holds the two ways to run a training step bit-equal.
+func TestPlanEqualsTapeMachine(t *testing.T) {
+	c := demo
+	c.Layers, c.Hidden, c.FFN, c.HeadDim, c.KVHeads, c.QKVBias, c.QKNorm, c.Type = 2, 32, 48, 8, 2, true, true, "qwen3"
+	for _, tied := range []bool{false, true} {
+		c.Tied = tied
+		b, outs, run, feeds := trainStep(t, c, 3, 17, 0.1, graph.Poison())
+		tape, err := b.Tape(outs...)
+		require.NoError(t, err)
+		for range 2 {
+			require.NoError(t, run.Do(context.Background(), feeds))
+			require.NoError(t, tape.Do(feeds))
+			for _, o := range outs {
+				x, err := run.Value(o)
+				require.NoError(t, err)
+				y, err := tape.Value(o)
+				require.NoError(t, err)
+				require.Equal(t, x.Bytes(), y.Bytes(), o.Name())
+			}
+		}
+		require.NoError(t, tape.Close())
+	}
+}
+
+// TestTrainingStepDoesNotAllocate also holds it to one result for any number
+// of workers.
+func TestTrainingStepDoesNotAllocate(t *testing.T) {
+	defer native.SetWorkers(0)
+	_, outs, run, feeds := trainStep(t, demo, 2, 64, 0.1)
+	ctx := context.Background()
+	var want [][]byte
+	for _, w := range []int{1, 2, 5} {
+		native.SetWorkers(w)
+		require.NoError(t, run.Do(ctx, feeds))
+		var got [][]byte
+		for _, o := range outs {
+			v, err := run.Value(o)
+			require.NoError(t, err)
+			got = append(got, append([]byte(nil), v.Bytes()...))
+		}
+		if want == nil {
+			want = got
+		}
+		require.Equal(t, want, got, "%d workers", w)
+	}
+	native.SetWorkers(2)
+	for range 5 { // the free lists grow to what two workers need
+		require.NoError(t, run.Do(ctx, feeds))
+	}
+	require.Zero(t, testing.AllocsPerRun(20, func() {
+		if err := run.Do(ctx, feeds); err != nil {
+			panic(err)
+		}
+	}))
+}
+
+// BenchmarkTrainStep is forward and backward of the demo's step (28 GFLOP).
+func BenchmarkTrainStep(b *testing.B) {
+	_, _, run, feeds := trainStep(b, demo, 8, 128, 0, graph.Timing())
+	ctx := context.Background()
+	require.NoError(b, run.Do(ctx, feeds))
+	for b.Loop() {
+		require.NoError(b, run.Do(ctx, feeds))
+	}
+	b.ReportMetric(float64(run.Plan().FLOPs())*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+	if testing.Verbose() {
+		b.Logf("arena %d bytes\n%s", run.Plan().Arena, run.Profile())
+	}
+}

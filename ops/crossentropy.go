@@ -1,0 +1,102 @@
+package ops
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops/native"
+)
+
+func init() {
+	graph.Register(graph.Def{
+		Name:   "cross_entropy",
+		Native: floats(crossEntropy[float32], crossEntropy[float64]),
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 5 * int64(in[0].Size()) },
+		Grad: func(g *graph.GradCall) []*graph.Node {
+			return []*graph.Node{graph.Apply(crossEntropyGrad{g.Op.(CrossEntropyOp)}, g.Out(0), g.In[0], g.In[1], g.Results[2]), nil}
+		},
+	})
+	graph.Register(graph.Def{
+		Name:    "cross_entropy_grad",
+		InPlace: []int{1},
+		Native:  floats(crossEntropyGradBody[float32], crossEntropyGradBody[float64]),
+		FLOPs:   func(_ graph.Op, in, _ []graph.Type) int64 { return 4 * int64(in[1].Size()) },
+	})
+}
+
+// IgnoreIndex is the label of a token that has no target.
+const IgnoreIndex = -100
+
+// CrossEntropyOp is the mean negative log-likelihood of the labels, in nats,
+// over the tokens that are counted (label not Ignore):
+//
+//	loss = mean_i (lse_i - z[i, label_i]) + ZLoss mean_i lse_i^2,  lse_i = log sum_v exp z[i,v]
+//
+// logits [...,V], labels int32 [...]. Results: the loss (a scalar), the number
+// of counted tokens (a scalar of the same float type) and lse [N]. With no
+// counted token the loss and its gradient are 0. A label outside 0..V-1 that is
+// not Ignore is an error of the run.
+type CrossEntropyOp struct {
+	Ignore int32
+	ZLoss  float64
+}
+
+// CrossEntropyOptions are the attributes that most models leave alone.
+type CrossEntropyOptions struct {
+	ZLoss float64 // weight of the mean of lse^2
+}
+
+// CrossEntropy adds a CrossEntropyOp that ignores the label IgnoreIndex. It
+// returns the loss and the number of tokens that it is the mean of.
+func CrossEntropy(logits, labels *graph.Node, opts ...CrossEntropyOptions) (loss, tokens *graph.Node) {
+	op := CrossEntropyOp{Ignore: IgnoreIndex}
+	for _, o := range opts {
+		op.ZLoss = o.ZLoss
+	}
+	rs := graph.ApplyAll("cross_entropy", op, logits, labels)
+	return rs[0], rs[1]
+}
+
+// Name is "cross_entropy".
+func (CrossEntropyOp) Name() string { return "cross_entropy" }
+
+// Infer requires one label for each row of logits.
+func (o CrossEntropyOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 2, "logits", "labels"); err != nil {
+		return nil, err
+	}
+	logits, labels := in[0], in[1]
+	if err := activation("logits", logits); err != nil {
+		return nil, err
+	}
+	if labels.DType != dtype.Int32 || logits.Rank() < 1 || !slices.Equal(logits.Shape[:logits.Rank()-1], labels.Shape) {
+		return nil, fmt.Errorf("labels must be int32 [...] for logits [...,V], got logits %s, labels %s", logits, labels)
+	}
+	if !(o.ZLoss >= 0) {
+		return nil, fmt.Errorf("z-loss weight must be 0 or more, got %g", o.ZLoss)
+	}
+	one := graph.T(logits.DType)
+	return []graph.Type{one, one, graph.T(logits.DType, rows(logits))}, nil
+}
+
+func crossEntropy[T native.Float](c *graph.Call) error {
+	o, logits := c.Op.(CrossEntropyOp), c.In[0]
+	n, err := native.CrossEntropy(graph.Data[T](c.Out[0]), graph.Data[T](c.Out[2]), graph.Data[T](logits),
+		graph.Data[int32](c.In[1]), rows(logits.Type), last(logits.Type), o.Ignore, o.ZLoss)
+	graph.Data[T](c.Out[1])[0] = T(n)
+	return err
+}
+
+// crossEntropyGrad is the gradient of the logits.
+type crossEntropyGrad struct{ CrossEntropyOp }
+
+func (crossEntropyGrad) Name() string                                { return "cross_entropy_grad" }
+func (crossEntropyGrad) Infer(in []graph.Type) ([]graph.Type, error) { return in[1:2], nil }
+
+func crossEntropyGradBody[T native.Float](c *graph.Call) error {
+	o, logits := c.Op.(crossEntropyGrad), c.In[1]
+	return native.CrossEntropyGrad(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](logits), graph.Data[T](c.In[3]),
+		graph.Data[int32](c.In[2]), rows(logits.Type), last(logits.Type), o.Ignore, o.ZLoss)
+}

@@ -1,0 +1,142 @@
+package ops
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops/native"
+)
+
+func init() {
+	flops := func(m func(in []graph.Type) (graph.Type, graph.Type)) func(graph.Op, []graph.Type, []graph.Type) int64 {
+		return func(_ graph.Op, in, _ []graph.Type) int64 {
+			x, w := m(in)
+			return 2 * int64(x.Size()) * int64(w.Size()) / int64(last(x))
+		}
+	}
+	graph.Register(graph.Def{
+		Name:   "linear",
+		Native: floats(linear[float32], linear[float64]),
+		FLOPs:  flops(func(in []graph.Type) (graph.Type, graph.Type) { return in[0], in[1] }),
+		Grad: func(g *graph.GradCall) []*graph.Node {
+			dy := g.Out(0)
+			grads := []*graph.Node{
+				graph.ApplyAs("linear_grad_x", linearGradX{}, dy, g.In[1]),
+				graph.ApplyAs("linear_grad_w", linearGradW{}, dy, g.In[0]),
+			}
+			if len(g.In) == 3 {
+				grads = append(grads, graph.ApplyAs("linear_grad_b", linearGradB{}, dy))
+			}
+			return grads
+		},
+	})
+	graph.Register(graph.Def{
+		Name:   "linear_grad_x",
+		Native: floats(linearGradXBody[float32], linearGradXBody[float64]),
+		FLOPs: flops(func(in []graph.Type) (graph.Type, graph.Type) {
+			return in[0], in[1]
+		}),
+	})
+	graph.Register(graph.Def{
+		Name:   "linear_grad_w",
+		Native: floats(linearGradWBody[float32], linearGradWBody[float64]),
+		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
+			return 2 * int64(in[0].Size()) * int64(last(in[1]))
+		},
+	})
+	graph.Register(graph.Def{
+		Name:   "linear_grad_b",
+		Native: floats(linearGradBBody[float32], linearGradBBody[float64]),
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return int64(in[0].Size()) },
+	})
+}
+
+// Linear applies a weight matrix to the last dimension:
+//
+//	y[..., n] = sum_k x[..., k] w[n, k] + b[n]
+//
+// x is [...,K], w [N,K] as checkpoints store it, b [N], y [...,N].
+type LinearOp struct{}
+
+// Linear adds a LinearOp: y = x w^T, plus bias when one is given. The node is
+// named after the weight.
+func Linear(x, w *graph.Node, bias ...*graph.Node) *graph.Node {
+	label := strings.TrimSuffix(w.Label(), ".weight")
+	if label == "weight" || label == "" {
+		label = "linear"
+	}
+	return graph.ApplyAs(label, LinearOp{}, append([]*graph.Node{x, w}, bias...)...)
+}
+
+// Name is "linear".
+func (LinearOp) Name() string { return "linear" }
+
+// Infer requires the last dimension of x to be that of w.
+func (LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 2, "x", "w", "bias"); err != nil {
+		return nil, err
+	}
+	x, w := in[0], in[1]
+	if err := activation("x", x); err != nil {
+		return nil, err
+	}
+	if err := alike(x, []string{"w", "bias"}, in[1:]...); err != nil {
+		return nil, err
+	}
+	if w.Rank() != 2 || x.Rank() < 1 || last(x) != w.Shape[1] {
+		return nil, fmt.Errorf("x must be [...,K] and w [N,K] with one K, got x %s, w %s", x.Dims(), w.Dims())
+	}
+	if len(in) == 3 && (in[2].Rank() != 1 || in[2].Shape[0] != w.Shape[0]) {
+		return nil, fmt.Errorf("bias must be [%d] for w %s, got %s", w.Shape[0], w.Dims(), in[2].Dims())
+	}
+	return []graph.Type{withLast(x, w.Shape[0])}, nil
+}
+
+func linear[T native.Float](c *graph.Call) error {
+	x, w := c.In[0], c.In[1]
+	native.Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2),
+		rows(x.Type), w.Shape[0], w.Shape[1])
+	return nil
+}
+
+// linearGradX is dx = dy w.
+type linearGradX struct{}
+
+func (linearGradX) Name() string { return "linear_grad_x" }
+func (linearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
+	return []graph.Type{withLast(in[0], in[1].Shape[1])}, nil
+}
+
+func linearGradXBody[T native.Float](c *graph.Call) error {
+	dy, w := c.In[0], c.In[1]
+	native.LinearGradInput(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])
+	return nil
+}
+
+// linearGradW is dw = dy^T x.
+type linearGradW struct{}
+
+func (linearGradW) Name() string { return "linear_grad_w" }
+func (linearGradW) Infer(in []graph.Type) ([]graph.Type, error) {
+	return []graph.Type{graph.T(in[0].DType, last(in[0]), last(in[1]))}, nil
+}
+
+func linearGradWBody[T native.Float](c *graph.Call) error {
+	dy, x := c.In[0], c.In[1]
+	native.LinearGradWeight(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](x), rows(x.Type), last(dy.Type), last(x.Type))
+	return nil
+}
+
+// linearGradB is db, the sum of dy over the rows.
+type linearGradB struct{}
+
+func (linearGradB) Name() string { return "linear_grad_b" }
+func (linearGradB) Infer(in []graph.Type) ([]graph.Type, error) {
+	return []graph.Type{graph.T(in[0].DType, last(in[0]))}, nil
+}
+
+func linearGradBBody[T native.Float](c *graph.Call) error {
+	native.LinearGradBias(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), rows(c.In[0].Type), last(c.In[0].Type))
+	return nil
+}

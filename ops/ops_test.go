@@ -1,0 +1,78 @@
+package ops_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops/native"
+	"github.com/seafan/seafan/ops/optest/cases"
+)
+
+// TestN05_EveryOpMatchesItsOracle runs the case tables, forward and gradient,
+// in both float types.
+func TestN05_EveryOpMatchesItsOracle(t *testing.T) {
+	for _, c := range cases.All() {
+		t.Run(c.Op+"/"+strings.ReplaceAll(c.Name, " ", "_"), func(t *testing.T) {
+			c.Forward(t, dtype.Float32, cases.Native)
+			if c.Err == "" {
+				c.Forward(t, dtype.Float64, cases.Native)
+				c.Gradient(t, dtype.Float32, cases.Native)
+				c.Gradient(t, dtype.Float64, cases.Native)
+			}
+		})
+	}
+}
+
+// TestResultsDoNotDependOnWorkers runs every case on 1, 2 and 7 workers.
+func TestResultsDoNotDependOnWorkers(t *testing.T) {
+	defer native.SetWorkers(0)
+	for _, c := range cases.All() {
+		if c.Err != "" {
+			continue
+		}
+		var want [][]byte
+		for _, w := range []int{1, 2, 7} {
+			native.SetWorkers(w)
+			var got [][]byte
+			keep := func(p *graph.Plan, f graph.Feeds) ([]graph.Tensor, error) {
+				ts, err := cases.Native(p, f)
+				for _, x := range ts {
+					got = append(got, slices.Clone(x.Bytes()))
+				}
+				return ts, err
+			}
+			c.Forward(t, dtype.Float32, keep)
+			c.Gradient(t, dtype.Float32, keep)
+			if want == nil {
+				want = got
+			}
+			require.Equal(t, want, got, "%s %s with %d workers", c.Op, c.Name, w)
+		}
+	}
+}
+
+// TestEveryOpIsTested holds the registry to the tables: an op has a native
+// body, and cases, or is the gradient of an op that has.
+func TestEveryOpIsTested(t *testing.T) {
+	tested := map[string]bool{}
+	for _, c := range cases.All() {
+		tested[c.Op] = true
+	}
+	for _, name := range graph.Registered() {
+		d, _ := graph.Lookup(name)
+		switch {
+		case strings.HasPrefix(name, "case_"), d.Symbolic, name == "result": // reached by every op of several results
+			continue
+		case strings.Contains(name, "_grad"):
+			require.True(t, tested[name[:strings.Index(name, "_grad")]], "%s: the op has no cases", name)
+		default:
+			require.True(t, tested[name], "%s has no cases in ops/optest/cases", name)
+		}
+		require.True(t, d.Native != nil || name == "reshape", "%s has no native body", name)
+	}
+}

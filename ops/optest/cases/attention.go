@@ -1,0 +1,188 @@
+package cases
+
+import (
+	"fmt"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/optest"
+)
+
+func init() { tables = append(tables, rotaryCases, attentionCases) }
+
+func rotaryCases() []Case {
+	var cs []Case
+	for _, s := range []struct{ b, t, h, d, width int }{{1, 1, 1, 2, 2}, {2, 5, 3, 8, 4}, {2, 65, 4, 64, 64}} {
+		for _, pairing := range []optest.Pairing{optest.Half, optest.Interleaved} {
+			for _, positions := range []string{"none", "tokens", "batch"} {
+				cs = append(cs, rotaryCase(s.b, s.t, s.h, s.d, s.width, pairing, positions))
+			}
+		}
+	}
+	table, err := ops.NewRotaryTable(ops.RotaryConfig{Dim: 4, Base: 1e4, Positions: 3})
+	if err != nil {
+		panic(err) // a mistake in this table
+	}
+	return append(cs,
+		Case{Op: "rotary", Name: "more tokens than positions", In: []Input{Normal("x", 1, 4, 1, 4)},
+			Build: func(in []*graph.Node) []*graph.Node { return one(ops.Rotary(in[0], nil, table, ops.Half)) },
+			Err:   "rotary: x [1,4,1,4] has 4 tokens, the table holds 3 positions"},
+		Case{Op: "rotary", Name: "head too small", In: []Input{Normal("x", 1, 2, 1, 2)},
+			Build: func(in []*graph.Node) []*graph.Node { return one(ops.Rotary(in[0], nil, table, ops.Half)) },
+			Err:   "rotary: the table turns 4 elements of a head, x [1,2,1,2] has 2"},
+		Case{Op: "rotary", Name: "positions", In: []Input{Normal("x", 1, 2, 1, 4), Ints("pos", 3, 5)},
+			Build: func(in []*graph.Node) []*graph.Node { return one(ops.Rotary(in[0], in[1], table, ops.Half)) },
+			Err:   "rotary: positions must be int32 [1,2] or [2] for x [1,2,1,4], got int32[5]"})
+}
+
+func rotaryCase(b, t, h, d, width int, pairing optest.Pairing, positions string) Case {
+	const table = 100
+	made, err := ops.NewRotaryTable(ops.RotaryConfig{Dim: width, Base: 1e4, Positions: table})
+	if err != nil {
+		panic(err) // a mistake in this table
+	}
+	in := []Input{Normal("x", b, t, h, d)}
+	pos := make([]int32, b*t)
+	for i := range pos {
+		pos[i] = int32(i % t)
+	}
+	switch positions {
+	case "tokens":
+		in = append(in, Ints("pos", table, t))
+		for i := range pos {
+			pos[i] = in[1].I[i%t]
+		}
+	case "batch":
+		in = append(in, Ints("pos", table, b, t))
+		copy(pos, in[1].I)
+	}
+	cos, sin := optest.Float64s(made.Cos), optest.Float64s(made.Sin) // the stored table is the contract; its own test is R02's
+	native := map[optest.Pairing]func(x *graph.Node, pos *graph.Node) *graph.Node{
+		optest.Half:        func(x, pos *graph.Node) *graph.Node { return ops.Rotary(x, pos, made, ops.Half) },
+		optest.Interleaved: func(x, pos *graph.Node) *graph.Node { return ops.Rotary(x, pos, made, ops.Interleaved) },
+	}[pairing]
+	return Case{Op: "rotary", Name: fmt.Sprintf("B%d T%d H%d D%d width %d pairing %d positions %s", b, t, h, d, width, pairing, positions), In: in,
+		Build: func(in []*graph.Node) []*graph.Node {
+			if len(in) == 1 {
+				return one(native(in[0], nil))
+			}
+			return one(native(in[0], in[1]))
+		},
+		Oracle: func(in []Input) [][]float64 {
+			return [][]float64{optest.Rotary(in[0].F, pos, cos, sin, h, d, width, pairing)}
+		},
+		Grad: func(in []Input, g [][]float64) [][]float64 {
+			return [][]float64{optest.RotaryGrad(g[0], pos, cos, sin, h, d, width, pairing), nil}[:len(in)]
+		},
+		C: 2, CGrad: 2,
+	}
+}
+
+func attentionCases() []Case {
+	causal := func(a optest.Attention) optest.Attention { a.Causal = true; return a }
+	plain := optest.Attention{B: 2, Lq: 5, Lk: 5, Hq: 2, Hkv: 2, D: 8, Dv: 8}
+	gqa := optest.Attention{B: 1, Lq: 65, Lk: 65, Hq: 6, Hkv: 2, D: 16, Dv: 24}
+	list := map[string]optest.Attention{
+		"smallest":      {B: 1, Lq: 1, Lk: 1, Hq: 1, Hkv: 1, D: 1, Dv: 1},
+		"plain":         plain,
+		"causal":        causal(plain),
+		"groups":        causal(gqa),
+		"Lq above Lk":   causal(optest.Attention{B: 1, Lq: 5, Lk: 2, Hq: 1, Hkv: 1, D: 4, Dv: 4}),
+		"Lk above Lq":   causal(optest.Attention{B: 1, Lq: 3, Lk: 130, Hq: 4, Hkv: 1, D: 33, Dv: 40}),
+		"odd and large": causal(optest.Attention{B: 1, Lq: 129, Lk: 129, Hq: 2, Hkv: 1, D: 96, Dv: 96}),
+	}
+	w := gqa
+	w.Causal, w.Window = true, 7
+	list["window"] = w
+	w = gqa
+	w.Softcap, w.Scale = 2, 0.5
+	list["softcap"] = w
+	w = causal(gqa)
+	w.Sinks = optest.Normals("sinks", 6, 1)
+	list["sinks"] = w
+	w = causal(plain)
+	w.KVLen = []int32{3, 0}
+	list["kv_len"] = w
+	w.Sinks = []float64{0.5, -1}
+	list["kv_len and sinks"] = w
+	for _, shape := range [][]int{{2, 5}, {2, 5, 5}, {2, 1, 5}, {2, 2, 5, 5}, {2, 1, 1, 5}, {2, 2, 1, 5}} {
+		w = causal(plain)
+		w.MaskShape, w.Mask = shape, optest.Bools(fmt.Sprint(shape), size(shape), 0.6)
+		list[fmt.Sprint("mask ", shape)] = w
+	}
+	var cs []Case
+	for name, a := range list {
+		cs = append(cs, attentionCase(name, a))
+	}
+	refused := func(name, err string, opts func(in []*graph.Node) ops.AttentionOptions, in ...Input) {
+		cs = append(cs, Case{Op: "attention", Name: name, In: in, Err: err, Build: func(in []*graph.Node) []*graph.Node {
+			return one(ops.Attention(in[0], in[1], in[2], opts(in)))
+		}})
+	}
+	none := func([]*graph.Node) ops.AttentionOptions { return ops.AttentionOptions{} }
+	refused("heads", "attention: q has 6 heads, not a multiple of k's 4 (q [1,2,6,8], k [1,2,4,8], v [1,2,4,8])", none,
+		Normal("q", 1, 2, 6, 8), Normal("k", 1, 2, 4, 8), Normal("v", 1, 2, 4, 8))
+	refused("batch", "attention: q, k and v must have one batch size (q [1,2,4,8], k [2,2,4,8], v [2,2,4,8])", none,
+		Normal("q", 1, 2, 4, 8), Normal("k", 2, 2, 4, 8), Normal("v", 2, 2, 4, 8))
+	refused("head dim", "attention: q and k must have one head dim (q [1,2,4,8], k [1,2,4,6], v [1,2,4,8])", none,
+		Normal("q", 1, 2, 4, 8), Normal("k", 1, 2, 4, 6), Normal("v", 1, 2, 4, 8))
+	refused("too large", "attention: head dims go up to 256 (q [1,1,1,257], k [1,1,1,257], v [1,1,1,8])", none,
+		Normal("q", 1, 1, 1, 257), Normal("k", 1, 1, 1, 257), Normal("v", 1, 1, 1, 8))
+	refused("rank", "attention: q, k and v must be [B,L,H,D] (q [2,4,8], k [2,4,8], v [2,4,8])", none,
+		Normal("q", 2, 4, 8), Normal("k", 2, 4, 8), Normal("v", 2, 4, 8))
+	refused("mask", "attention: mask must be bool [1,2], [1,2 or 1,2] or [1,4 or 1,2 or 1,2], got bool[1,3]",
+		func(in []*graph.Node) ops.AttentionOptions { return ops.AttentionOptions{Mask: in[3]} },
+		Normal("q", 1, 2, 4, 8), Normal("k", 1, 2, 4, 8), Normal("v", 1, 2, 4, 8), Input{Name: "mask", Shape: []int{1, 3}, Keep: make([]bool, 3)})
+	return cs
+}
+
+func attentionCase(name string, a optest.Attention) Case {
+	in := []Input{Normal("q", a.B, a.Lq, a.Hq, a.D), Normal("k", a.B, a.Lk, a.Hkv, a.D), Normal("v", a.B, a.Lk, a.Hkv, a.Dv)}
+	opts := ops.AttentionOptions{Causal: a.Causal, Scale: a.Scale, Window: a.Window, Softcap: a.Softcap}
+	if a.Mask != nil {
+		in = append(in, Input{Name: "mask", Shape: a.MaskShape, Keep: a.Mask})
+	}
+	if a.KVLen != nil {
+		in = append(in, Input{Name: "kv_len", Shape: []int{a.B}, I: a.KVLen})
+	}
+	if a.Sinks != nil {
+		in = append(in, Input{Name: "sinks", Shape: []int{a.Hq}, F: a.Sinks})
+	}
+	at := func(in []Input) optest.Attention {
+		o := a
+		if a.Sinks != nil {
+			o.Sinks = in[len(in)-1].F
+		}
+		return o
+	}
+	return Case{Op: "attention", Name: name, In: in,
+		Build: func(in []*graph.Node) []*graph.Node {
+			o, rest := opts, in[3:]
+			next := func(on bool) *graph.Node {
+				if !on {
+					return nil
+				}
+				n := rest[0]
+				rest = rest[1:]
+				return n
+			}
+			o.Mask, o.KVLen, o.Sinks = next(a.Mask != nil), next(a.KVLen != nil), next(a.Sinks != nil)
+			out, lse := ops.AttentionLSE(in[0], in[1], in[2], o)
+			return []*graph.Node{out, lse}
+		},
+		Oracle: func(in []Input) [][]float64 {
+			out, lse := at(in).Forward(in[0].F, in[1].F, in[2].F)
+			return [][]float64{out, lse}
+		},
+		Grad: func(in []Input, d [][]float64) [][]float64 {
+			dq, dk, dv, ds := at(in).Backward(in[0].F, in[1].F, in[2].F, d[0], d[1])
+			grads := make([][]float64, len(in))
+			copy(grads, [][]float64{dq, dk, dv})
+			if a.Sinks != nil {
+				grads[len(in)-1] = ds
+			}
+			return grads
+		},
+		C: 8, CGrad: 16,
+	}
+}
