@@ -282,7 +282,7 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 func (w *attnGradState[T]) pair(head, i0, rows, j0, n int, view attnView) {
 	g := w.g
 	at := (w.s.q0+i0)*g.hq + head
-	gemmSerial(false, false, rows, n, g.d, 1, g.q[at*g.d:], g.hq*g.d, w.kt, attnKeys, 0, w.p, attnKeys)
+	gemmSerial(false, false, rows, n, g.d, g.scale, g.q[at*g.d:], g.hq*g.d, w.kt, attnKeys, 0, w.p, attnKeys)
 	gemmSerial(false, false, rows, n, g.dv, 1, g.dout[at*g.dv:], g.hq*g.dv, w.vt, attnKeys, 0, w.ds, attnKeys)
 	stat := g.lseAt(w.s, head) + i0
 	for r := range rows {
@@ -303,25 +303,23 @@ func (w *attnGradState[T]) pair(head, i0, rows, j0, n int, view attnView) {
 	}
 }
 
-// softmaxGrad turns products p = q.k into probabilities and ds = dout.v into
-// scale times the gradient of the scores.
+// softmaxGrad turns scores p into probabilities and ds = dout.v into scale
+// times the gradient of the scores.
 func softmaxGrad[T Float](p, ds []T, scale, softcap, lse, delta T) {
-	ds = ds[:len(p)]
 	if softcap > 0 {
 		for j, x := range p {
-			t := T(math.Tanh(float64(x * scale / softcap)))
-			p[j] = expOne(softcap*t - lse)
-			ds[j] = p[j] * (ds[j] - delta) * (1 - t*t) * scale
+			t := T(math.Tanh(float64(x / softcap)))
+			p[j] = softcap * t
+			ds[j] = (ds[j] - delta) * (1 - t*t) * scale
+		}
+		expSubSum(p, p, lse)
+		for j, x := range p {
+			ds[j] *= x
 		}
 		return
 	}
-	for j, x := range p {
-		p[j] = x*scale - lse
-	}
-	expSum(p, 0)
-	for j, x := range p {
-		ds[j] = x * (ds[j] - delta) * scale
-	}
+	expSubSum(p, p, lse)
+	scaleMulAdd(ds, ds, p, scale, p, -scale*delta)
 }
 
 // mendQueries returns rows of q (or dout) that may be multiplied by the weights

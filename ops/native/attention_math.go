@@ -32,33 +32,22 @@ func (kv *kvSource[T]) rows(x []T, d int, s attnSeq, hk, j0, n int, buf []T) ([]
 	return buf, d
 }
 
-// dotRows sets y[j] to the dot product of x with row j of b.
-func dotRows[T Float](y, x, b []T, ldb int) {
+// dotRows sets y[j] to scale times the dot product of x with row j of b.
+func dotRows[T Float](y, x, b []T, ldb int, scale T) {
 	for j := range y {
-		y[j] = dot(x, b[j*ldb:])
+		y[j] = scale * dot(x, b[j*ldb:])
 	}
 }
 
-func dot[T Float](x, y []T) T {
-	y = y[:len(x)]
-	var s0, s1, s2, s3 T
-	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		s0 += x[i] * y[i]
-		s1 += x[i+1] * y[i+1]
-		s2 += x[i+2] * y[i+2]
-		s3 += x[i+3] * y[i+3]
-	}
-	for ; i < len(x); i++ {
-		s0 += x[i] * y[i]
-	}
-	return (s0 + s1) + (s2 + s3)
-}
+// dot is the product of x with as many elements of y.
+func dot[T Float](x, y []T) T { return T(sumMul(x, y[:len(x)])) }
 
-func axpy[T Float](y []T, a T, x []T) {
-	x = x[:len(y)]
+// axpy adds a x to y.
+func axpy[T Float](y []T, a T, x []T) { addScaled(y, y, x, a) }
+
+func scale[T Float](y []T, a T) {
 	for i := range y {
-		y[i] += a * x[i]
+		y[i] *= a
 	}
 }
 
@@ -71,41 +60,12 @@ func finite[T Float](x []T) bool {
 	return s == 0
 }
 
-// scaleScores applies scale and soft cap to a row of products and returns the
-// largest score.
-func scaleScores[T Float](x []T, scale, softcap T) T {
-	if softcap > 0 {
-		for i, v := range x {
-			x[i] = softcap * T(math.Tanh(float64(v*scale/softcap)))
-		}
-		scale = 1
+// capScores applies a soft cap, 0 for none, to a row of scores.
+func capScores[T Float](x []T, softcap T) {
+	if softcap <= 0 {
+		return
 	}
-	m := T(math.Inf(-1))
 	for i, v := range x {
-		v *= scale
-		x[i] = v
-		m = max(m, v)
+		x[i] = softcap * T(math.Tanh(float64(v/softcap)))
 	}
-	return m
 }
-
-// expSum sets x to exp(x - base) and returns its sum.
-func expSum[T Float](x []T, base T) T {
-	var s0, s1, s2, s3 T
-	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		e0, e1, e2, e3 := expOne(x[i]-base), expOne(x[i+1]-base), expOne(x[i+2]-base), expOne(x[i+3]-base)
-		x[i], x[i+1], x[i+2], x[i+3] = e0, e1, e2, e3
-		s0 += e0
-		s1 += e1
-		s2 += e2
-		s3 += e3
-	}
-	for ; i < len(x); i++ {
-		x[i] = expOne(x[i] - base)
-		s0 += x[i]
-	}
-	return (s0 + s1) + (s2 + s3)
-}
-
-func expOne[T Float](x T) T { return T(math.Exp(float64(x))) }

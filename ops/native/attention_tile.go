@@ -5,7 +5,6 @@ package native
 import (
 	"bytes"
 	"math"
-	"slices"
 	"unsafe"
 )
 
@@ -69,11 +68,11 @@ func (w *attnState[T]) attend(j0, n int) {
 	k, ldk := f.kv.keys(w.s, w.hk, j0, n, w.k)
 	if w.rows <= attnFew {
 		for r := range w.rows {
-			dotRows(w.p[r*attnKeys:r*attnKeys+n], w.q[r*f.d:(r+1)*f.d], k, ldk)
+			dotRows(w.p[r*attnKeys:r*attnKeys+n], w.q[r*f.d:(r+1)*f.d], k, ldk, f.scale)
 		}
 	} else {
 		packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
-		gemmSerial(false, false, w.rows, n, f.d, 1, w.q, f.d, w.kt, attnKeys, 0, w.p, attnKeys)
+		gemmSerial(false, false, w.rows, n, f.d, f.scale, w.q, f.d, w.kt, attnKeys, 0, w.p, attnKeys)
 	}
 	for r := range w.rows {
 		w.softmaxRow(r, j0, n, view)
@@ -196,50 +195,41 @@ func fill[T Float](x []T, to T) {
 	}
 }
 
+// softmaxSlack is how far a score may rise above m before the row moves to the
+// new maximum: exp stays below e^8 and most rows are never scaled again.
+const softmaxSlack = 8
+
 // softmaxRow turns the scores of row r into exp(s - m), and moves m, l and o
-// of the row to the new maximum.
+// of the row when the scores rise far above m.
 func (w *attnState[T]) softmaxRow(r, j0, n int, view attnView) {
 	f := w.f
 	p := w.p[r*attnKeys : r*attnKeys+n]
-	var largest T
 	if view == attnPart {
 		i, head := w.row(r)
 		lo, hi := f.part(w.s, i, j0, n)
 		clear(p[:lo])
 		clear(p[hi:])
 		p = p[lo:hi]
-		largest = scaleScores(p, f.scale, f.softcap)
-		if f.mask.Keep != nil {
-			if f.drop(p, w.s, head, i, j0+lo, T(math.Inf(-1))) {
-				largest = slices.Max(p)
-			} else {
-				clear(p)
-				return
-			}
-		}
-		if len(p) == 0 {
+		capScores(p, f.softcap)
+		if !f.drop(p, w.s, head, i, j0+lo, T(math.Inf(-1))) {
+			clear(p)
 			return
 		}
 	} else {
-		largest = scaleScores(p, f.scale, f.softcap)
+		capScores(p, f.softcap)
 	}
 	w.seen[r] = true
-	m := max(w.m[r], largest)
-	base := m
-	if math.IsInf(float64(m), -1) {
+	if largest := maxOf(p); !(largest <= w.m[r]+softmaxSlack) {
+		alpha := expOf(w.m[r] - largest)
+		w.l[r] *= alpha
+		scale(w.o[r*f.dv:(r+1)*f.dv], alpha)
+		w.m[r] = largest
+	}
+	base := w.m[r]
+	if math.IsInf(float64(base), -1) {
 		base = 0 // every score so far is -Inf: exp keeps them 0
 	}
-	sum := expSum(p, base)
-	if m != w.m[r] {
-		alpha := expOne(w.m[r] - base)
-		w.l[r] *= alpha
-		o := w.o[r*f.dv : (r+1)*f.dv]
-		for c := range o {
-			o[c] *= alpha
-		}
-	}
-	w.m[r] = m
-	w.l[r] += sum
+	w.l[r] += T(expSubSum(p, p, base))
 }
 
 // mend returns values that may be multiplied by the probabilities of every
@@ -303,9 +293,9 @@ func (w *attnState[T]) finish() {
 // is the larger one the row moves to it.
 func joinSink[T Float](m, l, sink T, o []T) (T, T) {
 	if !(sink > m) {
-		return m, l + expOne(sink-m)
+		return m, l + expOf(sink-m)
 	}
-	alpha := expOne(m - sink)
+	alpha := expOf(m - sink)
 	for c := range o {
 		o[c] *= alpha
 	}
