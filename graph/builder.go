@@ -32,6 +32,7 @@ type shared struct {
 	g       *gorgonia.ExprGraph
 	float   dtype.DType
 	params  *Params
+	states  *Params
 	nodes   []*Node
 	byID    map[int64]*Node
 	names   map[string]int
@@ -54,6 +55,10 @@ type Option func(*shared)
 // Share makes the graph use the parameters of another.
 func Share(p *Params) Option { return func(s *shared) { s.params = p } }
 
+// States keeps the states of the graph apart from its weights: two sessions of
+// one model share the weights and nothing else.
+func States(p *Params) Option { return func(s *shared) { s.states = p } }
+
 // Float sets the element type of parameters and activations: Float32, or
 // Float64 to run the same model as its own oracle.
 func Float(dt dtype.DType) Option { return func(s *shared) { s.float = dt } }
@@ -72,6 +77,9 @@ func New(opts ...Option) *Builder {
 	}
 	if s.params == nil {
 		s.params = NewParams()
+	}
+	if s.states == nil {
+		s.states = s.params
 	}
 	if s.float != dtype.Float32 && s.float != dtype.Float64 {
 		s.err = fmt.Errorf("graph: Float: activations are float32 or float64, not %s", s.float)
@@ -193,7 +201,8 @@ func (b *Builder) Param(name string, shape ...int) *Node {
 	return b.stored(name, T(b.float, shape...), false)
 }
 
-// State declares memory that ops write to and that lives as long as Params.
+// State declares memory that ops write to and that outlives a run. It starts
+// as zeros.
 func (b *Builder) State(name string, dt dtype.DType, shape ...int) *Node {
 	return b.stored(name, T(dt, shape...), true)
 }
@@ -211,7 +220,11 @@ func (b *Builder) stored(name string, t Type, state bool) *Node {
 			return n
 		}
 	}
-	p, err := b.params.Add(full, t, state)
+	store := b.params
+	if state {
+		store = b.states
+	}
+	p, err := store.Add(full, t, state)
 	if err != nil {
 		return b.fail("", "", err)
 	}

@@ -24,7 +24,7 @@ func rewrite(b *Builder, nodes []*Node, sub Substitute) (*Builder, map[*Node][]*
 	if b.err != nil {
 		return nil, nil, b.err
 	}
-	nb := New(Share(b.params), Float(b.float))
+	nb := New(Share(b.params), States(b.states), Float(b.float))
 	became := make(map[*Node][]*Node, len(nodes))
 	for _, n := range nodes {
 		nb.scope = n.scope

@@ -23,6 +23,7 @@ type Input struct {
 	I     []int32   // an int32 input
 	Step  []int64   // an int64 input
 	Keep  []bool    // a bool input
+	State bool      // a float input that the op writes to
 }
 
 // Normal is a float input of normal numbers, a function of its name and shape.
@@ -101,6 +102,11 @@ func (in Input) leaf(b *graph.Builder, feeds graph.Feeds) *graph.Node {
 	case in.Keep != nil:
 		feeds[in.Name] = in.Keep
 		return b.Input(in.Name, dtype.Bool, in.Shape...)
+	}
+	if in.State {
+		n := b.State(in.Name, b.Float(), in.Shape...)
+		store(n.Param().Tensor(), in.F)
+		return n
 	}
 	feeds[in.Name] = cast(b.Float(), in.F)
 	return b.Input(in.Name, b.Float(), in.Shape...)
@@ -198,7 +204,7 @@ func (c Case) Gradient(t optest.TestingT, dt dtype.DType, exec Executor) {
 	var wrt []*graph.Node
 	var of []int
 	for i, x := range in {
-		if x.F != nil {
+		if x.F != nil && !x.State {
 			wrt = append(wrt, b.Node(x.Name))
 			of = append(of, i)
 		}

@@ -1,0 +1,177 @@
+package ops
+
+import (
+	"fmt"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops/native"
+)
+
+func init() {
+	graph.Register(graph.Def{
+		Name:   "append_pages",
+		Native: floats(appendPages[float32], appendPages[float64]),
+		FLOPs:  func(graph.Op, []graph.Type, []graph.Type) int64 { return 0 },
+	})
+	graph.Register(graph.Def{
+		Name:   "paged_attention",
+		Native: floats(pagedAttention[float32], pagedAttention[float64]),
+		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
+			// The lengths are known at the run only: this counts full pages.
+			q, k, v, indices := in[0], in[1], in[2], in[5]
+			return 2 * int64(q.Shape[0]*q.Shape[1]) * int64(indices.Shape[0]*k.Shape[1]) * int64(last(q)+last(v))
+		},
+	})
+}
+
+// AppendPagesOp writes rows into a pool of pages: row t of x [T,H,D] goes to
+// slot slots[t] of pages [pages,page_size,H,D], slot s being place s%page_size
+// of page s/page_size. A row whose slot is -1 belongs to no request and is not
+// written. pages is a state; the result is the pool after the write, and who
+// reads the new content takes it from the result.
+type AppendPagesOp struct{}
+
+// AppendPages adds an AppendPagesOp.
+func AppendPages(pages, x, slots *graph.Node) *graph.Node {
+	return graph.Apply(AppendPagesOp{}, pages, x, slots)
+}
+
+// Name is "append_pages".
+func (AppendPagesOp) Name() string { return "append_pages" }
+
+// Alias makes the result the pool itself.
+func (AppendPagesOp) Alias() int { return 0 }
+
+// Infer checks the rows against the pool.
+func (AppendPagesOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 3, "pages", "x", "slots"); err != nil {
+		return nil, err
+	}
+	pages, x, slots := in[0], in[1], in[2]
+	if err := activation("x", x); err != nil {
+		return nil, err
+	}
+	if err := alike(pages, []string{"x"}, x); err != nil {
+		return nil, err
+	}
+	if pages.Rank() != 4 || x.Rank() != 3 || pages.Shape[2] != x.Shape[1] || pages.Shape[3] != x.Shape[2] {
+		return nil, fmt.Errorf("pages must be [pages,page_size,H,D] and x [T,H,D], got pages %s, x %s", pages.Dims(), x.Dims())
+	}
+	if !slots.Equal(graph.T(dtype.Int32, x.Shape[0])) {
+		return nil, fmt.Errorf("slots must be int32[%d] for x %s, got %s", x.Shape[0], x.Dims(), slots)
+	}
+	return in[:1], nil
+}
+
+func appendPages[T native.Float](c *graph.Call) error {
+	pages, x, slots := c.Out[0], c.In[1], graph.Data[int32](c.In[2])
+	if err := native.CheckSlots(slots, pages.Shape[0]*pages.Shape[1]); err != nil {
+		return err
+	}
+	native.AppendPages(graph.Data[T](pages), graph.Data[T](x), slots, x.Shape[1]*x.Shape[2])
+	return nil
+}
+
+// PagedAttentionOp is AttentionOp with the keys and values of each request in
+// pages. Prefill, a chunk of a prefill and decode are one op and may be mixed
+// in a call of R requests with T tokens in all:
+//
+//	q                [T,Hq,D]   packed tokens; request r owns qo_indptr[r]:qo_indptr[r+1]
+//	k_pages, v_pages [pages,page_size,Hkv,D], [pages,page_size,Hkv,Dv]
+//	qo_indptr        int32 [R+1], counts tokens
+//	kv_page_indptr   int32 [R+1], counts pages
+//	kv_page_indices  int32 [N], page ids
+//	kv_last_page_len int32 [R]
+//
+// Results: out [T,Hq,Dv] and lse [Hq,T]. The n queries of a request are the
+// last n of its tokens, whose keys and values are in the pages already. Rows
+// of q behind qo_indptr[R] belong to no request: out 0, lse -Inf. A request's
+// result has the same bits alone and in any batch. It has no gradient.
+type PagedAttentionOp struct {
+	Causal  bool
+	Scale   float64 // 0: 1/sqrt(D)
+	Window  int
+	Softcap float64
+}
+
+// Pages are the inputs of PagedAttention that describe the requests.
+type Pages struct {
+	QOIndptr, Indptr, Indices, LastPageLen *graph.Node
+}
+
+// PagedAttention adds a PagedAttentionOp and returns out.
+func PagedAttention(q, kPages, vPages *graph.Node, p Pages, o PagedAttentionOp) *graph.Node {
+	return graph.Apply(o, q, kPages, vPages, p.QOIndptr, p.Indptr, p.Indices, p.LastPageLen)
+}
+
+// Name is "paged_attention".
+func (PagedAttentionOp) Name() string { return "paged_attention" }
+
+// Infer checks q against the pools and the description of the requests.
+func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 7, "q", "k_pages", "v_pages", "qo_indptr", "kv_page_indptr", "kv_page_indices", "kv_last_page_len"); err != nil {
+		return nil, err
+	}
+	q, k, v := in[0], in[1], in[2]
+	if err := activation("q", q); err != nil {
+		return nil, err
+	}
+	if err := alike(q, []string{"k_pages", "v_pages"}, k, v); err != nil {
+		return nil, err
+	}
+	shapes := fmt.Sprintf("q %s, k_pages %s, v_pages %s", q.Dims(), k.Dims(), v.Dims())
+	if q.Rank() != 3 || k.Rank() != 4 || v.Rank() != 4 {
+		return nil, fmt.Errorf("q must be [T,Hq,D], k_pages and v_pages [pages,page_size,Hkv,D] (%s)", shapes)
+	}
+	size := k.Shape[1]
+	switch {
+	case k.Shape[0] != v.Shape[0] || size != v.Shape[1] || k.Shape[2] != v.Shape[2]:
+		return nil, fmt.Errorf("k_pages and v_pages must agree but for the head dim (%s)", shapes)
+	case size > 256 || size&(size-1) != 0:
+		return nil, fmt.Errorf("page_size must be a power of two from 1 to 256, got %d (%s)", size, shapes)
+	case last(q) != last(k):
+		return nil, fmt.Errorf("q and k_pages must have one head dim (%s)", shapes)
+	case q.Shape[1]%k.Shape[2] != 0:
+		return nil, fmt.Errorf("q has %d heads, not a multiple of k_pages' %d (%s)", q.Shape[1], k.Shape[2], shapes)
+	case last(q) > maxHeadDim || last(v) > maxHeadDim:
+		return nil, fmt.Errorf("head dims go up to %d (%s)", maxHeadDim, shapes)
+	case o.Window < 0 || !(o.Softcap >= 0):
+		return nil, fmt.Errorf("window and softcap must be 0 (none) or more, got %d and %g", o.Window, o.Softcap)
+	}
+	names := []string{"qo_indptr", "kv_page_indptr", "kv_page_indices", "kv_last_page_len"}
+	for i, t := range in[3:] {
+		if t.DType != dtype.Int32 || t.Rank() != 1 {
+			return nil, fmt.Errorf("%s must be int32 of one dimension, got %s", names[i], t)
+		}
+	}
+	if r := in[3].Shape[0] - 1; r < 1 || in[4].Shape[0] != r+1 || in[6].Shape[0] != r {
+		return nil, fmt.Errorf("qo_indptr and kv_page_indptr must be [R+1] and kv_last_page_len [R] with R of 1 or more, got %s, %s, %s",
+			in[3].Dims(), in[4].Dims(), in[6].Dims())
+	}
+	return []graph.Type{graph.T(q.DType, q.Shape[0], q.Shape[1], last(v)), graph.T(q.DType, q.Shape[1], q.Shape[0])}, nil
+}
+
+func pagedAttention[T native.Float](c *graph.Call) error {
+	o, q, k, v := c.Op.(PagedAttentionOp), c.In[0], c.In[1], c.In[2]
+	a := native.PagedArgs[T]{
+		Out: graph.Data[T](c.Out[0]), LSE: graph.Data[T](c.Out[1]), Q: graph.Data[T](q), K: graph.Data[T](k), V: graph.Data[T](v),
+		QIndptr: graph.Data[int32](c.In[3]),
+		Table: native.PageTable{PageSize: k.Shape[1], Indptr: graph.Data[int32](c.In[4]), Indices: graph.Data[int32](c.In[5]),
+			LastPageLen: graph.Data[int32](c.In[6])},
+		T: q.Shape[0], Hq: q.Shape[1], Hkv: k.Shape[2], D: last(q.Type), Dv: last(v.Type),
+		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window,
+	}
+	requests := len(a.QIndptr) - 1
+	if err := native.CheckIndptr("qo_indptr", a.QIndptr, requests, a.T); err != nil {
+		return err
+	}
+	if err := native.CheckPages(a.Table, requests, k.Shape[0]); err != nil {
+		return err
+	}
+	if err := native.CheckAppend(a.Table, a.QIndptr); err != nil {
+		return err
+	}
+	native.PagedAttention(a)
+	return nil
+}
