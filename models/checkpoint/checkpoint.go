@@ -46,8 +46,9 @@ func (e *FormatError) Error() string {
 }
 
 // Open opens a .safetensors or .gguf file, an index (.json), or a folder that
-// holds model.safetensors or else model.safetensors.index.json with its
-// shards. Files of the folder that the index does not name are ignored.
+// holds model.safetensors, or else model.safetensors.index.json with its
+// shards, or else one .gguf file. Files of the folder that the index does not
+// name are ignored. Whether a file is GGUF is told by its first bytes.
 func Open(path string) (*Checkpoint, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -86,6 +87,14 @@ func openOne(s *source) (*Checkpoint, error) {
 
 // parse adds the tensors of one file.
 func (c *Checkpoint) parse(s *source) error {
+	gguf, err := isGGUF(s)
+	if err != nil {
+		return err
+	}
+	if gguf {
+		c.format = "gguf"
+		return c.parseGGUF(s)
+	}
 	c.format = "safetensors"
 	return c.parseSafetensors(s)
 }

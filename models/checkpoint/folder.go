@@ -28,7 +28,23 @@ func openFolder(dir string) (*Checkpoint, error) {
 			return nil, fmt.Errorf("checkpoint: %w", err)
 		}
 	}
-	return nil, fmt.Errorf("checkpoint: %s: a folder holds %s or %s, this one neither: %w", dir, singleName, indexName, os.ErrNotExist)
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	var gguf []string
+	for _, f := range list {
+		if filepath.Ext(f.Name()) == ".gguf" {
+			gguf = append(gguf, f.Name())
+		}
+	}
+	switch len(gguf) {
+	case 0:
+		return nil, fmt.Errorf("checkpoint: %s: a folder holds %s, %s or one .gguf file, this one none: %w", dir, singleName, indexName, os.ErrNotExist)
+	case 1:
+		return Open(filepath.Join(dir, gguf[0]))
+	}
+	return nil, fmt.Errorf("checkpoint: %s: a folder with one .gguf file is opened, this one has %s: name the file", dir, strings.Join(gguf, ", "))
 }
 
 // index is the content of model.safetensors.index.json.
@@ -54,12 +70,12 @@ func openIndex(path string) (*Checkpoint, error) {
 	if len(absent) > 0 {
 		return nil, &FormatError{path, "safetensors index", "", fmt.Sprintf("it names %d shards, missing: %s", len(idx.shards), strings.Join(absent, ", "))}
 	}
-	c := &Checkpoint{path: dir, byName: make(map[string]*Tensor, len(idx.shardOf))}
+	c := &Checkpoint{path: dir, format: "safetensors", byName: make(map[string]*Tensor, len(idx.shardOf))}
 	for _, shard := range idx.shards {
 		s, err := openSource(filepath.Join(dir, shard))
 		if err == nil {
 			c.sources = append(c.sources, s)
-			err = c.parse(s)
+			err = c.parseSafetensors(s)
 		}
 		if err != nil {
 			return nil, errors.Join(err, c.Close())

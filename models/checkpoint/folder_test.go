@@ -118,7 +118,7 @@ func TestFolderErrors(t *testing.T) {
 	_, err := Open(filepath.Join(dir, "absent"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = Open(dir)
-	require.EqualError(t, err, "checkpoint: "+dir+": a folder holds model.safetensors or model.safetensors.index.json, this one neither: file does not exist")
+	require.EqualError(t, err, "checkpoint: "+dir+": a folder holds model.safetensors, model.safetensors.index.json or one .gguf file, this one none: file does not exist")
 	// One file wins over an index, as in transformers.
 	put(t, filepath.Join(dir, singleName), shard("x"))
 	put(t, filepath.Join(dir, indexName), []byte("not read"))

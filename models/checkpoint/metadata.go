@@ -26,7 +26,7 @@ func (m Metadata) Int(key string) (int, error) {
 	}
 	n, ok := asInt(v)
 	if !ok {
-		return 0, mistyped(key, "an integer", v)
+		return 0, fmt.Errorf("metadata: %q must be an integer that fits an int, it is %v (%T)", key, v, v)
 	}
 	return n, nil
 }

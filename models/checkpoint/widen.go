@@ -14,11 +14,7 @@ import (
 // of the first element that has no float32 value, -1 if there is none.
 func (t *Tensor) widen(dst []float32, p []byte) int {
 	if t.coding != Plain {
-		b := codings[t.coding]
-		for i := 0; len(p) >= b.bytes; i += b.elements {
-			b.decode(dst[i:i+b.elements], p[:b.bytes])
-			p = p[b.bytes:]
-		}
+		decodeBlocks(t.coding, dst, p)
 		return -1
 	}
 	return widenElements(dst, p, t.dtype)
