@@ -261,7 +261,13 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 			if view == attnNone {
 				continue
 			}
-			w.pair(head, i0, rows, j0, n, view)
+			step := rows
+			if view == attnPart {
+				step = attnStep
+			}
+			for r := 0; r < rows; r += step {
+				w.pair(head, i0, r, min(r+step, rows), j0, n, view)
+			}
 			at := (w.s.q0+i0)*g.hq + head
 			q, dout, ldq, ldo := g.q[at*g.d:], g.dout[at*g.dv:], g.hq*g.d, g.hq*g.dv
 			keys, ldkeys := k, ldk
@@ -270,35 +276,47 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 				dout, ldo = w.mendQueries(w.dout, dout, ldo, g.dv, w.p, gv, ldv, head, i0, rows, j0, n)
 				keys, ldkeys = w.mendKeys(k, ldk, head, i0, rows, j0, n)
 			}
-			gemmSerial(true, false, n, g.dv, rows, 1, w.p, attnKeys, dout, ldo, 1, gv, ldv)
-			gemmSerial(true, false, n, g.d, rows, 1, w.ds, attnKeys, q, ldq, 1, gk, ldk)
-			gemmSerial(false, false, rows, g.d, n, 1, w.ds, attnKeys, keys, ldkeys, 1, w.dq[at*g.d:], g.hq*g.d)
+			for r := 0; r < rows; r += step {
+				end := min(r+step, rows)
+				lo, hi := g.partOf(w.s, i0+r, i0+end-1, j0, n)
+				if lo == hi {
+					continue
+				}
+				m, p, ds := end-r, w.p[r*attnKeys+lo:], w.ds[r*attnKeys+lo:]
+				gemmSerial(true, false, hi-lo, g.dv, m, 1, p, attnKeys, dout[r*ldo:], ldo, 1, gv[lo*ldv:], ldv)
+				gemmSerial(true, false, hi-lo, g.d, m, 1, ds, attnKeys, q[r*ldq:], ldq, 1, gk[lo*ldk:], ldk)
+				gemmSerial(false, false, m, g.d, hi-lo, 1, ds, attnKeys, keys[lo*ldkeys:], ldkeys, 1, w.dq[(at+r*g.hq)*g.d:], g.hq*g.d)
+			}
 		}
 	}
 }
 
-// pair computes p and scale ds of queries i0..i0+rows of a head and keys
-// j0..j0+n, zero where the key is not seen.
-func (w *attnGradState[T]) pair(head, i0, rows, j0, n int, view attnView) {
+// pair computes p and scale ds of queries i0+from..i0+end of a head and the
+// keys of j0..j0+n that they see, zero where a single query does not see one.
+func (w *attnGradState[T]) pair(head, i0, from, end, j0, n int, view attnView) {
 	g := w.g
-	at := (w.s.q0+i0)*g.hq + head
-	gemmSerial(false, false, rows, n, g.d, g.scale, g.q[at*g.d:], g.hq*g.d, w.kt, attnKeys, 0, w.p, attnKeys)
-	gemmSerial(false, false, rows, n, g.dv, 1, g.dout[at*g.dv:], g.hq*g.dv, w.vt, attnKeys, 0, w.ds, attnKeys)
+	at := (w.s.q0+i0+from)*g.hq + head
+	lo, hi := g.partOf(w.s, i0+from, i0+end-1, j0, n)
+	p, ds := w.p[from*attnKeys+lo:], w.ds[from*attnKeys+lo:]
+	gemmSerial(false, false, end-from, hi-lo, g.d, g.scale, g.q[at*g.d:], g.hq*g.d, w.kt[lo:], attnKeys, 0, p, attnKeys)
+	gemmSerial(false, false, end-from, hi-lo, g.dv, 1, g.dout[at*g.dv:], g.hq*g.dv, w.vt[lo:], attnKeys, 0, ds, attnKeys)
 	stat := g.lseAt(w.s, head) + i0
-	for r := range rows {
-		p, ds := w.p[r*attnKeys:r*attnKeys+n], w.ds[r*attnKeys:r*attnKeys+n]
-		lo, hi := 0, n
+	for r := from; r < end; r++ {
+		p, ds := w.p[r*attnKeys:r*attnKeys+hi], w.ds[r*attnKeys:r*attnKeys+hi]
+		a, b := lo, hi
 		if view == attnPart {
-			lo, hi = g.part(w.s, i0+r, j0, n)
-			clear(p[:lo])
-			clear(p[hi:])
-			clear(ds[:lo])
-			clear(ds[hi:])
+			a, b = g.partOf(w.s, i0+r, i0+r, j0, hi)
+			a = min(max(a, lo), b)
+			clear(p[lo:a])
+			clear(p[b:])
+			clear(ds[lo:a])
+			clear(ds[b:])
 		}
-		softmaxGrad(p[lo:hi], ds[lo:hi], g.scale, g.softcap, g.lse[stat+r], g.delta[stat+r])
+		p, ds = p[a:b], ds[a:b]
+		softmaxGrad(p, ds, g.scale, g.softcap, g.lse[stat+r], g.delta[stat+r])
 		if view == attnPart && g.mask.Keep != nil {
-			g.drop(p[lo:hi], w.s, head, i0+r, j0+lo, 0)
-			g.drop(ds[lo:hi], w.s, head, i0+r, j0+lo, 0)
+			g.drop(p, w.s, head, i0+r, j0+a, 0)
+			g.drop(ds, w.s, head, i0+r, j0+a, 0)
 		}
 	}
 }

@@ -51,13 +51,11 @@ func scale[T Float](y []T, a T) {
 	}
 }
 
-// finite says whether x holds neither NaN nor Inf.
+// finite says that x holds neither NaN nor Inf: then no square does. Of float64
+// it may deny it for elements whose squares overflow.
 func finite[T Float](x []T) bool {
-	var s T
-	for _, v := range x {
-		s += v * 0
-	}
-	return s == 0
+	s := sumMul(x, x)
+	return s-s == 0
 }
 
 // capScores applies a soft cap, 0 for none, to a row of scores.

@@ -11,6 +11,7 @@ import (
 const (
 	attnRows = 128 // rows of a forward tile
 	attnKeys = 128 // keys of a tile
+	attnStep = 32  // rows of a tile that is seen in part go in steps, each with the keys it sees
 	attnFew  = 4   // up to so many rows read the keys where they lie
 )
 
@@ -65,23 +66,44 @@ func (w *attnState[T]) attend(j0, n int) {
 	if view == attnNone {
 		return
 	}
-	k, ldk := f.kv.keys(w.s, w.hk, j0, n, w.k)
-	if w.rows <= attnFew {
-		for r := range w.rows {
-			dotRows(w.p[r*attnKeys:r*attnKeys+n], w.q[r*f.d:(r+1)*f.d], k, ldk, f.scale)
-		}
-	} else {
-		packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
-		gemmSerial(false, false, w.rows, n, f.d, f.scale, w.q, f.d, w.kt, attnKeys, 0, w.p, attnKeys)
+	step := w.rows
+	if view == attnPart {
+		step = attnStep
 	}
-	for r := range w.rows {
-		w.softmaxRow(r, j0, n, view)
+	k, ldk := f.kv.keys(w.s, w.hk, j0, n, w.k)
+	if w.rows > attnFew {
+		packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
+	}
+	for r := 0; r < w.rows; r += step {
+		end := min(r+step, w.rows)
+		lo, hi := w.keysOf(r, end, j0, n)
+		if w.rows > attnFew {
+			gemmSerial(false, false, end-r, hi-lo, f.d, f.scale, w.q[r*f.d:], f.d, w.kt[lo:], attnKeys, 0, w.p[r*attnKeys+lo:], attnKeys)
+		} else {
+			for r := r; r < end; r++ {
+				dotRows(w.p[r*attnKeys+lo:r*attnKeys+hi], w.q[r*f.d:(r+1)*f.d], k[lo*ldk:], ldk, f.scale)
+			}
+		}
+		for r := r; r < end; r++ {
+			w.softmaxRow(r, j0, lo, hi, view)
+		}
 	}
 	v, ldv := f.kv.values(w.s, w.hk, j0, n, w.v)
 	if view == attnPart {
 		v, ldv = w.mend(v, ldv, j0, n)
 	}
-	gemmSerial(false, false, w.rows, f.dv, n, 1, w.p, attnKeys, v, ldv, 1, w.o, f.dv)
+	for r := 0; r < w.rows; r += step {
+		end := min(r+step, w.rows)
+		if lo, hi := w.keysOf(r, end, j0, n); lo < hi {
+			gemmSerial(false, false, end-r, f.dv, hi-lo, 1, w.p[r*attnKeys+lo:], attnKeys, v[lo*ldv:], ldv, 1, w.o[r*f.dv:], f.dv)
+		}
+	}
+}
+
+// keysOf returns a range of the keys j0..j0+n, counted from j0, that holds all
+// that rows r..end see.
+func (w *attnState[T]) keysOf(r, end, j0, n int) (lo, hi int) {
+	return w.f.partOf(w.s, (w.r0+r)/w.f.g, (w.r0+end-1)/w.f.g, j0, n)
 }
 
 // attnView says how much of a tile its rows see.
@@ -148,10 +170,11 @@ func (h *attnHeads[T]) view(s attnSeq, h0, heads, i0, i1, j0, n int) attnView {
 	return attnPart
 }
 
-// part returns which of the keys j0..j0+n query i sees before the mask,
-// counted from j0.
-func (h *attnHeads[T]) part(s attnSeq, i, j0, n int) (lo, hi int) {
-	lo, hi = h.span(s, i)
+// partOf returns which of the keys j0..j0+n queries i0..i1 (both included) see
+// before the mask, counted from j0.
+func (h *attnHeads[T]) partOf(s attnSeq, i0, i1, j0, n int) (lo, hi int) {
+	lo, _ = h.span(s, i0)
+	_, hi = h.span(s, i1)
 	lo = min(max(lo-j0, 0), n)
 	return lo, max(lo, min(hi-j0, n))
 }
@@ -201,13 +224,16 @@ const softmaxSlack = 8
 
 // softmaxRow turns the scores of row r into exp(s - m), and moves m, l and o
 // of the row when the scores rise far above m.
-func (w *attnState[T]) softmaxRow(r, j0, n int, view attnView) {
+//
+// The scores are those of keys from..to of the tile at j0.
+func (w *attnState[T]) softmaxRow(r, j0, from, to int, view attnView) {
 	f := w.f
-	p := w.p[r*attnKeys : r*attnKeys+n]
+	p := w.p[r*attnKeys : r*attnKeys+to]
 	if view == attnPart {
 		i, head := w.row(r)
-		lo, hi := f.part(w.s, i, j0, n)
-		clear(p[:lo])
+		lo, hi := f.partOf(w.s, i, i, j0, to)
+		lo = min(max(lo, from), hi)
+		clear(p[from:lo])
 		clear(p[hi:])
 		p = p[lo:hi]
 		capScores(p, f.softcap)
@@ -216,13 +242,16 @@ func (w *attnState[T]) softmaxRow(r, j0, n int, view attnView) {
 			return
 		}
 	} else {
+		p = p[from:]
 		capScores(p, f.softcap)
 	}
 	w.seen[r] = true
 	if largest := maxOf(p); !(largest <= w.m[r]+softmaxSlack) {
-		alpha := expOf(w.m[r] - largest)
-		w.l[r] *= alpha
-		scale(w.o[r*f.dv:(r+1)*f.dv], alpha)
+		if w.l[r] != 0 {
+			alpha := expOf(w.m[r] - largest)
+			w.l[r] *= alpha
+			scale(w.o[r*f.dv:(r+1)*f.dv], alpha)
+		}
 		w.m[r] = largest
 	}
 	base := w.m[r]
