@@ -105,10 +105,3 @@ func (a *KDA[T]) storeState(to, s []T, seq, hv, v0, n int) {
 		}
 	}
 }
-
-// expRow writes exp of x.
-func expRow[T Float](y, x []T) {
-	for i, v := range x {
-		y[i] = T(math.Exp(float64(v)))
-	}
-}

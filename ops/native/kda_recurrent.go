@@ -48,7 +48,7 @@ func kdaRecurrentUnit[T Float](a *kdaRecurrentArgs[T], i int) {
 			}
 		}
 		at := t*a.H + hv*a.H/a.HV
-		expRow(alpha, a.G[(t*a.HV+hv)*a.DK:][:a.DK])
+		expSlice(alpha, a.G[(t*a.HV+hv)*a.DK:][:a.DK])
 		kdaToken(a.o[(t*a.HV+hv)*a.DV+v0:][:n], s, alpha, a.Q[at*a.DK:][:a.DK], a.K[at*a.DK:][:a.DK],
 			a.V[(t*a.HV+hv)*a.DV+v0:][:n], a.Beta[t*a.HV+hv], a.scale(), p, r)
 	}
@@ -159,7 +159,7 @@ func (a *kdaRecurrentGradArgs[T]) replay(w *kdaGradScratch[T], checkpoint, h, hv
 	for t := from; t < to; t++ {
 		i := t - from
 		alpha, u, delta := w.alpha[i*a.DK:][:a.DK], w.u[i*a.DV:][:a.DV], w.delta[i*a.DV:][:a.DV]
-		expRow(alpha, a.G[(t*a.HV+hv)*a.DK:][:a.DK])
+		expSlice(alpha, a.G[(t*a.HV+hv)*a.DK:][:a.DK])
 		k, beta := a.K[(t*a.H+h)*a.DK:][:a.DK], a.Beta[t*a.HV+hv]
 		s, next := w.states[i*size:][:size], w.states[(i+1)*size:][:size]
 		copy(u, a.V[(t*a.HV+hv)*a.DV:][:a.DV])

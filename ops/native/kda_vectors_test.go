@@ -211,6 +211,8 @@ type kdaForm[T Float] struct {
 func kdaForms[T Float]() []kdaForm[T] {
 	return []kdaForm[T]{
 		{"recurrent", KDARecurrent[T], KDARecurrentGrad[T], 16},
+		{"chunked", KDAChunked[T], KDAChunkedGrad[T], 64},
+		{"chunked by 16", KDAChunked[T], KDAChunkedGrad[T], 16},
 	}
 }
 
