@@ -15,9 +15,9 @@ const (
 	gemmMC = 48  // rows of a unit
 	gemmNC = 256 // columns of a unit: its part of packed B stays in L2
 
-	gemmAStride   = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
-	gemmPackLimit = 1 << 22     // elements of B packed at a time
-	gemmSmall     = 1 << 17     // products below which one goroutine does it all
+	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
+	gemmPackCols = 64          // columns of B that one unit packs
+	gemmSmall    = 1 << 17     // products below which one goroutine does it all
 )
 
 // Gemm computes C = alpha op(A) op(B) + beta C in row-major order with
@@ -56,14 +56,16 @@ func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int,
 		for g.nc > nr && ceilDiv(n, g.nc) < 16 {
 			g.nc /= 2
 		}
+		g.kEnd = k
 		launchGemm(&g)
 		return
 	}
-	cols := max(gemmPackLimit/max(k, 1)/g.nc, 1) * g.nc
-	for j := 0; j < n; j += cols {
-		g.j0, g.n = j, min(n, j+cols)
-		width := ceilDiv(g.n-j, nr) * nr
-		g.packed = takeScratch[T](k * width)
+	// One pass over k at a time: what a unit needs of B stays in L2 while the
+	// blocks of rows go by.
+	width := ceilDiv(n, nr) * nr
+	for p := 0; p < k || p == 0; p += gemmKC {
+		g.k0, g.kEnd = p, min(p+gemmKC, k)
+		g.packed = takeScratch[T]((g.kEnd - p) * width)
 		launchGemmPack(&g)
 		launchGemm(&g)
 		giveScratch(g.packed)
@@ -99,13 +101,13 @@ type gemmOperands[T Float] struct {
 	ldc            int
 }
 
-// gemmArgs are the arguments of one launch: columns j0..n of C.
+// gemmArgs are the arguments of one launch: k0..kEnd of the products.
 type gemmArgs[T Float] struct {
 	gemmOperands[T]
-	j0      int
-	packed  []T // op(B)'s columns j0..n: for every pass over k its panels [kc, nr], or nil
-	mBlocks int
-	nc      int
+	k0, kEnd int
+	packed   []T // rows k0..kEnd of op(B) as panels [kc, nr], or nil
+	mBlocks  int
+	nc       int
 }
 
 var (
@@ -117,62 +119,56 @@ var (
 
 func launchGemm[T Float](g *gemmArgs[T]) {
 	k := pick[gemmArgs[T]](gemm32, gemm64)
-	k.launch(g.mBlocks*ceilDiv(g.n-g.j0, g.nc), *g)
+	k.launch(g.mBlocks*ceilDiv(g.n, g.nc), *g)
 }
 
 func launchGemmPack[T Float](g *gemmArgs[T]) {
 	k := pick[gemmArgs[T]](gemmPack32, gemmPack64)
-	k.launch(ceilDiv(g.n-g.j0, g.nc), *g)
+	k.launch(ceilDiv(g.n, gemmPackCols), *g)
 }
 
-// gemmPackUnit packs nc columns of op(B) for every pass over k.
+// gemmPackUnit packs gemmPackCols columns of op(B).
 func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
-	nr := tileCols[T]()
-	width := ceilDiv(g.n-g.j0, nr) * nr
-	j0 := g.j0 + i*g.nc
-	j1 := min(j0+g.nc, g.n)
-	for p := 0; p < g.k; p += gemmKC {
-		kc := min(gemmKC, g.k-p)
-		for j := j0; j < j1; j += nr {
-			g.packB(g.packed[p*width+(j-g.j0)*kc:], p, kc, j, min(nr, j1-j), nr)
-		}
+	nr, kc := tileCols[T](), g.kEnd-g.k0
+	end := min((i+1)*gemmPackCols, g.n)
+	for j := i * gemmPackCols; j < end; j += nr {
+		g.packB(g.packed[j*kc:], g.k0, kc, j, min(nr, end-j), nr)
 	}
 }
 
 // gemmUnit computes one block of gemmMC rows and nc columns of C.
 func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	nr := tileCols[T]()
-	width := ceilDiv(g.n-g.j0, nr) * nr
 	i0 := unit % g.mBlocks * gemmMC
 	i1 := min(i0+gemmMC, g.m)
-	j0 := g.j0 + unit/g.mBlocks*g.nc
+	j0 := unit / g.mBlocks * g.nc
 	j1 := min(j0+g.nc, g.n)
 	t := g.firstPass()
+	if g.k0 > 0 {
+		t.nextPass()
+	}
 	aPacked := takeScratch[T](gemmMC * gemmAStride)
 	var panel []T
 	if g.packed == nil {
 		panel = takeScratch[T](gemmKC * nr)
 	}
-	for p := 0; p < g.k || p == 0; p += gemmKC {
-		kc := min(gemmKC, g.k-p)
+	for p := g.k0; p < g.kEnd || p == g.k0; p += gemmKC {
+		kc := min(gemmKC, g.kEnd-p)
 		t.k = kc
 		g.packA(aPacked, i0, i1, p, kc)
 		for j := j0; j < j1; j += nr {
 			cols := min(nr, j1-j)
 			b := panel
 			if g.packed != nil {
-				b = g.packed[p*width+(j-g.j0)*kc:]
+				b = g.packed[j*kc:]
 			} else {
 				g.packB(panel, p, kc, j, cols, nr)
 			}
 			for i := i0; i < i1; {
 				rows := tileRows[T](i1 - i)
-				var a []T
-				rsa, csa := gemmAStride, 1
+				a, rsa, csa := aPacked[(i-i0)*gemmAStride:], gemmAStride, 1
 				if g.transA {
 					a, rsa, csa = aPacked[(i-i0)*kc:], 1, rows
-				} else {
-					a = aPacked[(i-i0)*gemmAStride:]
 				}
 				t.run(rows, cols, a, rsa, csa, b, nr, i, j)
 				i += rows
@@ -198,19 +194,17 @@ func (g *gemmOperands[T]) packA(dst []T, i0, i1, p, kc int) {
 		}
 		return
 	}
-	for i := i0; i < i1; {
-		rows := tileRows[T](i1 - i)
-		d := dst[(i-i0)*kc:][:rows*kc]
-		if rows == 12 {
-			for q := range kc {
-				*(*[12]T)(d[q*12:]) = *(*[12]T)(g.a[(p+q)*g.lda+i:])
-			}
-		} else {
-			for q := range kc {
-				copy(d[q*rows:][:rows], g.a[(p+q)*g.lda+i:])
-			}
+	if src := g.a[p*g.lda+i0:]; i1-i0 == gemmMC && packsColumns[T]() {
+		packColumns(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), g.lda*4, kc)
+		return
+	}
+	for q := range kc {
+		row := g.a[(p+q)*g.lda:]
+		for i := i0; i < i1; {
+			rows := tileRows[T](i1 - i)
+			copy(dst[(i-i0)*kc+q*rows:][:rows], row[i:])
+			i += rows
 		}
-		i += rows
 	}
 }
 

@@ -232,3 +232,41 @@ block8:
 	JNZ  block8
 	VZEROUPPER
 	RET
+
+// func packColumnsAVX512(dst unsafe.Pointer, panel int, src unsafe.Pointer, lds, k int)
+//
+// Packs 48 columns of k rows at src (row stride lds bytes) into four panels of
+// 12: row p of panel i goes to dst + i*panel + p*48 bytes. One row at a time:
+// the rows of a transposed A are far apart, often in one cache set, so each is
+// read whole.
+//	K1 twelve lanes, DI R8 R9 R10 the panels, SI source, R11 lds, CX rows left
+TEXT ·packColumnsAVX512(SB), NOSPLIT, $0-40
+	MOVQ  dst+0(FP), DI
+	MOVQ  panel+8(FP), AX
+	MOVQ  src+16(FP), SI
+	MOVQ  lds+24(FP), R11
+	MOVQ  k+32(FP), CX
+	LEAQ  (DI)(AX*1), R8
+	LEAQ  (R8)(AX*1), R9
+	LEAQ  (R9)(AX*1), R10
+	MOVQ  $0xfff, AX
+	KMOVW AX, K1
+
+row:
+	VMOVUPS.Z (SI), K1, Z0
+	VMOVUPS.Z 48(SI), K1, Z1
+	VMOVUPS.Z 96(SI), K1, Z2
+	VMOVUPS.Z 144(SI), K1, Z3
+	VMOVUPS   Z0, K1, (DI)
+	VMOVUPS   Z1, K1, (R8)
+	VMOVUPS   Z2, K1, (R9)
+	VMOVUPS   Z3, K1, (R10)
+	ADDQ      R11, SI
+	ADDQ      $48, DI
+	ADDQ      $48, R8
+	ADDQ      $48, R9
+	ADDQ      $48, R10
+	DECQ      CX
+	JNZ       row
+	VZEROUPPER
+	RET

@@ -295,6 +295,21 @@ func BenchmarkGemm(b *testing.B) {
 			if c.transB {
 				ldb = c.k
 			}
+			Gemm(c.transA, c.transB, c.m, c.n, c.k, 1, x, lda, w, ldb, 0, y, c.n)
+			for at := 0; at < c.m*c.n; at += c.m*c.n/7 + 1 {
+				want := 0.0
+				for p := range c.k {
+					xi, wi := at/c.n*lda+p, p*ldb+at%c.n
+					if c.transA {
+						xi = p*lda + at/c.n
+					}
+					if c.transB {
+						wi = at%c.n*ldb + p
+					}
+					want += float64(x[xi]) * float64(w[wi])
+				}
+				require.InDelta(b, want, float64(y[at]), 1e-5*float64(c.k))
+			}
 			b.ResetTimer()
 			for range b.N {
 				Gemm(c.transA, c.transB, c.m, c.n, c.k, 1, x, lda, w, ldb, 0, y, c.n)

@@ -82,6 +82,12 @@ func transposeEdge[T Float]() int {
 	return 0
 }
 
+// packsColumns says that packColumns can pack gemmMC columns of a transposed A.
+func packsColumns[T Float]() bool {
+	var z T
+	return unsafe.Sizeof(z) == 4 && gemmKernel == avx512Kernel
+}
+
 // tileMasks says that a tile reads no column of B beyond cols.
 func tileMasks[T Float]() bool {
 	var z T

@@ -79,3 +79,11 @@ func transposeBlocks(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, block
 	}
 	transposeAVX2(dst, ldd, src, lds, blocks)
 }
+
+//go:noescape
+func packColumnsAVX512(dst unsafe.Pointer, panel int, src unsafe.Pointer, lds, k int)
+
+// packColumns packs gemmMC columns of k rows into panels of 12 columns.
+func packColumns(dst, src unsafe.Pointer, lds, k int) {
+	packColumnsAVX512(dst, k*12*4, src, lds, k)
+}

@@ -11,6 +11,8 @@ func chooseKernel() int { return portableKernel }
 
 func (t *tileArgs) run() {}
 
+func packColumns(dst, src unsafe.Pointer, lds, k int) {}
+
 func transposeBlocks(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int) {}
 
 func vecExp(y, x *float32, n int) {}
