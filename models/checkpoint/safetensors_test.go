@@ -367,3 +367,29 @@ func TestHugeSparseFileOpensAtOnce(t *testing.T) {
 	require.Equal(t, float32(1), row[4095])
 	require.Zero(t, row[0])
 }
+
+// TestReadWhileClosing: readers get their values or os.ErrClosed, never a
+// fault on unmapped memory.
+func TestReadWhileClosing(t *testing.T) {
+	for range 20 {
+		c, err := Open("testdata/types.safetensors")
+		require.NoError(t, err)
+		errs := make(chan error)
+		for range 8 {
+			go func() {
+				for {
+					for _, x := range c.Tensors() {
+						if err := x.Float32(make([]float32, x.Len())); err != nil {
+							errs <- err
+							return
+						}
+					}
+				}
+			}()
+		}
+		require.NoError(t, c.Close())
+		for range 8 {
+			require.ErrorIs(t, <-errs, os.ErrClosed)
+		}
+	}
+}
