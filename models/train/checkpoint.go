@@ -1,0 +1,369 @@
+// Checkpoints: written whole or not at all, found again by their number.
+
+package train
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sort"
+	"strconv"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models/checkpoint"
+)
+
+// The files of a checkpoint folder, beside those of the model.
+const (
+	weightsName   = "model.safetensors"
+	optimizerName = "optimizer.safetensors"
+	trainerName   = "trainer.json"
+)
+
+// LastName and BestName are the links to the newest and the best checkpoint.
+const (
+	LastName = "last"
+	BestName = "best"
+)
+
+// record is trainer.json.
+type record struct {
+	Format  int     `json:"format"`
+	Options Options `json:"options"`
+	Data    string  `json:"data"` // Data.Digest
+	State   state   `json:"state"`
+}
+
+const recordFormat = 1
+
+// ErrNoCheckpoint is in the error of Resume when the folder has none.
+var ErrNoCheckpoint = errors.New("no checkpoint")
+
+var stepDir = regexp.MustCompile(`^step-([0-9]{8,})$`)
+var stepTemporary = regexp.MustCompile(`^(step-[0-9]{8,})\.tmp-`)
+
+func stepName(step int) string { return fmt.Sprintf("step-%08d", step) }
+
+// Latest is the newest checkpoint of the folder of a run. What a killed process
+// left unfinished is removed.
+func Latest(dir string) (string, error) {
+	steps, err := recoverSteps(dir)
+	if err != nil {
+		return "", err
+	}
+	if len(steps) == 0 {
+		return "", fmt.Errorf("%s: %w", dir, ErrNoCheckpoint)
+	}
+	return filepath.Join(dir, stepName(steps[len(steps)-1])), nil
+}
+
+// recoverSteps lists the steps of the checkpoints of a folder, ascending.
+func recoverSteps(dir string) ([]int, error) {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range list {
+		if m := stepTemporary.FindStringSubmatch(f.Name()); m != nil {
+			if err := checkpoint.RecoverDir(filepath.Join(dir, m[1])); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if list, err = os.ReadDir(dir); err != nil {
+		return nil, err
+	}
+	var steps []int
+	for _, f := range list {
+		if m := stepDir.FindStringSubmatch(f.Name()); m != nil && f.IsDir() {
+			n, err := strconv.Atoi(m[1])
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", filepath.Join(dir, f.Name()), err)
+			}
+			steps = append(steps, n)
+		}
+	}
+	sort.Ints(steps)
+	return steps, nil
+}
+
+// open makes the folder ready for Run.
+func (t *Trainer) open() error {
+	if t.dir == "" || t.file != nil {
+		return nil
+	}
+	if err := os.MkdirAll(t.dir, 0o777); err != nil {
+		return fmt.Errorf("train: the folder of the run must be writable: %w", err)
+	}
+	if t.saved == "" {
+		if err := t.refuseOther(); err != nil {
+			return err
+		}
+	}
+	var err error
+	if t.file, err = openMetrics(t.dir, t.state.Step); err != nil {
+		return fmt.Errorf("train: the folder of the run must be writable: %w", err)
+	}
+	if t.saved == "" {
+		return t.save() // a run that is killed in its first steps resumes too
+	}
+	return nil
+}
+
+// refuseOther keeps a new run from writing over another.
+func (t *Trainer) refuseOther() error {
+	steps, err := recoverSteps(t.dir)
+	if err != nil {
+		return err
+	}
+	if len(steps) > 0 {
+		return fmt.Errorf("train: %s holds a run of %d steps: resume it, or choose another folder", t.dir, steps[len(steps)-1])
+	}
+	return nil
+}
+
+func (t *Trainer) closeFiles() error {
+	if t.file == nil {
+		return nil
+	}
+	err := t.file.close()
+	t.file = nil
+	if t.state.Step == 0 {
+		return err
+	}
+	return errors.Join(err, WriteLosses(t.dir))
+}
+
+// save writes a checkpoint of the present step, and removes those that Keep
+// does not keep.
+func (t *Trainer) save() error {
+	if t.dir == "" || !t.dirty {
+		return nil
+	}
+	if err := t.file.sync(); err != nil {
+		return err
+	}
+	dir := filepath.Join(t.dir, stepName(t.state.Step))
+	if err := checkpoint.WriteDir(dir, t.writeTo); err != nil {
+		return fmt.Errorf("train: checkpoint of step %d: %w", t.state.Step, err)
+	}
+	t.saved, t.dirty = dir, false
+	t.link(LastName, t.state.Step)
+	if t.state.Best != nil {
+		t.link(BestName, t.state.BestAt)
+	}
+	t.log.Info("checkpoint saved", "dir", dir)
+	return t.prune()
+}
+
+func (t *Trainer) writeTo(tmp string) error {
+	if err := t.model.WriteFiles(tmp); err != nil {
+		return err
+	}
+	if err := checkpoint.Save(filepath.Join(tmp, optimizerName), slices.Values(t.adam.entries()), checkpoint.SaveOptions{}); err != nil {
+		return err
+	}
+	r := record{recordFormat, t.opts, t.data.Digest(), t.state}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(tmp, trainerName), append(text, '\n'), 0o666)
+}
+
+// link points a name at a checkpoint. It is for people and for other programs;
+// where the system has no links, the message of the logger is all there is.
+func (t *Trainer) link(name string, step int) {
+	path := filepath.Join(t.dir, name)
+	if now, err := os.Readlink(path); err == nil && now == stepName(step) {
+		return
+	}
+	tmp := path + ".tmp"
+	err := os.Remove(tmp)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.Symlink(stepName(step), tmp)
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		t.log.Warn("no link to the checkpoint", "name", path, "checkpoint", stepName(step), "error", err)
+	}
+}
+
+// prune removes all but the Keep newest checkpoints and the best. A folder is
+// renamed before it is removed, so that none is ever there in part.
+func (t *Trainer) prune() error {
+	steps, err := recoverSteps(t.dir)
+	if err != nil {
+		return err
+	}
+	for _, s := range steps[:max(0, len(steps)-t.opts.Keep)] {
+		if t.state.Best != nil && s == t.state.BestAt {
+			continue
+		}
+		dir := filepath.Join(t.dir, stepName(s))
+		gone := dir + ".tmp-0000000000000000" // a name that RecoverDir removes
+		if err := os.Rename(dir, gone); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(gone); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Resume takes parameters, moments and the place in the data from the newest
+// checkpoint of Dir. The model must have the shape of the one that was saved,
+// and Options and data must be those of the run, but for Steps and for what
+// does not decide the parameters.
+func (t *Trainer) Resume() error {
+	dir, err := Latest(t.dir)
+	if err != nil {
+		return fmt.Errorf("train: resume: %w", err)
+	}
+	r, err := readRecord(filepath.Join(dir, trainerName))
+	if err != nil {
+		return fmt.Errorf("train: resume: %w", err)
+	}
+	if field, was, is := t.opts.differs(r.Options); field != "" {
+		return fmt.Errorf("train: resume: %s: option %s must be %s as in the run so far, got %s", dir, field, was, is)
+	}
+	if d := t.data.Digest(); d != r.Data {
+		return fmt.Errorf("train: resume: %s: the data must be that of the run so far (digest %s), these are of another text, order, context or split (digest %s)", dir, r.Data, d)
+	}
+	if err := restore(filepath.Join(dir, weightsName), t.weights()); err != nil {
+		return fmt.Errorf("train: resume: %w", err)
+	}
+	if err := restore(filepath.Join(dir, optimizerName), t.adam.slots()); err != nil {
+		return fmt.Errorf("train: resume: %w", err)
+	}
+	for _, p := range t.model.Params().All() {
+		p.Touch()
+	}
+	t.state, t.saved, t.dirty = r.State, dir, false
+	t.log.Info("resumed", "dir", dir, "step", t.state.Step)
+	return nil
+}
+
+func readRecord(path string) (*record, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: must end after one object", path)
+	}
+	fail := func(field, need string, got any) (*record, error) {
+		return nil, fmt.Errorf("%s: %s must be %s, got %v", path, field, need, got)
+	}
+	s := r.State
+	switch {
+	case r.Format != recordFormat:
+		return fail("format", strconv.Itoa(recordFormat), r.Format)
+	case r.Data == "":
+		return fail("data", "a digest", `""`)
+	case s.Step < 0:
+		return fail("state.step", "0 or more", s.Step)
+	case s.Updates < 0 || s.Skipped < 0 || s.Updates+s.Skipped != s.Step:
+		return fail("state.updates and state.skipped", fmt.Sprintf("0 or more and together step, %d", s.Step), fmt.Sprintf("%d and %d", s.Updates, s.Skipped))
+	case s.Tokens < 0:
+		return fail("state.tokens", "0 or more", s.Tokens)
+	case s.Best != nil && (s.BestAt < 0 || s.BestAt > s.Step):
+		return fail("state.best_step", fmt.Sprintf("0 to %d", s.Step), s.BestAt)
+	case s.Stale < 0:
+		return fail("state.stale", "0 or more", s.Stale)
+	}
+	if err := r.Options.Check(); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &r, nil
+}
+
+// slot is a place for a tensor of a checkpoint.
+type slot struct {
+	name string
+	typ  graph.Type
+	load func(t *checkpoint.Tensor) error
+}
+
+func (t *Trainer) weights() []slot {
+	var s []slot
+	for _, p := range t.model.Params().All() {
+		if !p.State {
+			s = append(s, slot{p.Name, p.Type, func(t *checkpoint.Tensor) error { return t.Raw(p.Tensor().Bytes()) }})
+		}
+	}
+	return s
+}
+
+// restore fills the slots from a safetensors file that must hold these tensors
+// and no others. All are checked before the first is read.
+func restore(path string, slots []slot) (err error) {
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	for _, s := range slots {
+		ten, ok := c.Lookup(s.name)
+		if !ok {
+			return fmt.Errorf("%s: must hold the tensor %s %s, it does not", path, s.name, s.typ)
+		}
+		if !slices.Equal(ten.Shape(), s.typ.Shape) || ten.DType() != s.typ.DType {
+			return fmt.Errorf("%s: %s is %s in the checkpoint, %s in the model", path, s.name, graph.T(ten.DType(), ten.Shape()...), s.typ)
+		}
+	}
+	if all := c.Tensors(); len(all) != len(slots) {
+		for _, ten := range all {
+			if !slices.ContainsFunc(slots, func(s slot) bool { return s.name == ten.Name() }) {
+				return fmt.Errorf("%s: holds %s, which the model does not have", path, ten.Name())
+			}
+		}
+	}
+	for _, s := range slots {
+		ten, _ := c.Lookup(s.name)
+		if err := s.load(ten); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// slots are the moments, named after their parameters.
+func (a *adamW) slots() []slot {
+	var s []slot
+	for i, p := range a.params {
+		typ := graph.T(dtype.Float32, p.Type.Shape...)
+		s = append(s,
+			slot{p.Name + ".m", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.m[i]) }},
+			slot{p.Name + ".v", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.v[i]) }})
+	}
+	return s
+}
+
+func (a *adamW) entries() []checkpoint.Entry {
+	var es []checkpoint.Entry
+	for i, p := range a.params {
+		es = append(es, checkpoint.Values(p.Name+".m", a.m[i], p.Type.Shape...), checkpoint.Values(p.Name+".v", a.v[i], p.Type.Shape...))
+	}
+	return es
+}

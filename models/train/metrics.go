@@ -1,0 +1,115 @@
+// The metrics of a run: a JSON line for each step.
+
+package train
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// Metric is what is known of a step.
+type Metric struct {
+	Step       int      `json:"step"`      // counted from 1
+	Loss       float64  `json:"loss"`      // mean over the counted tokens, before the update
+	LR         float64  `json:"lr"`        // learning rate
+	GradNorm   float64  `json:"grad_norm"` // before clipping
+	Tokens     int64    `json:"tokens"`    // counted tokens
+	TokensPerS float64  `json:"tokens_per_s"`
+	StepMS     float64  `json:"step_ms"`
+	Skipped    bool     `json:"skipped,omitempty"`  // no token counted, nothing was updated
+	ValLoss    *float64 `json:"val_loss,omitempty"` // where there was an evaluation
+}
+
+const metricsName = "metrics.jsonl"
+
+// metricsFile appends lines, one write each, so that a killed process leaves
+// whole lines up to its last.
+type metricsFile struct {
+	f   *os.File
+	buf bytes.Buffer
+	enc *json.Encoder
+}
+
+// openMetrics opens the metrics of a run that has done step steps; lines of
+// later steps, and a torn one, are cut off.
+func openMetrics(dir string, step int) (*metricsFile, error) {
+	f, err := os.OpenFile(filepath.Join(dir, metricsName), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	end, err := endOf(f, step)
+	if err == nil {
+		err = f.Truncate(end)
+	}
+	if err == nil {
+		_, err = f.Seek(end, io.SeekStart)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", f.Name(), err), f.Close())
+	}
+	m := &metricsFile{f: f}
+	m.enc = json.NewEncoder(&m.buf)
+	return m, nil
+}
+
+// endOf is where the lines of the first step steps end.
+func endOf(r io.Reader, step int) (int64, error) {
+	in := bufio.NewReader(r)
+	var end int64
+	for {
+		line, err := in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return end, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		var m Metric
+		if json.Unmarshal(line, &m) != nil || m.Step > step {
+			return end, nil
+		}
+		end += int64(len(line))
+	}
+}
+
+func (m *metricsFile) write(v *Metric) error {
+	m.buf.Reset()
+	if err := m.enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := m.f.Write(m.buf.Bytes())
+	return err
+}
+
+// sync makes the lines so far last, before a checkpoint counts on them.
+func (m *metricsFile) sync() error { return m.f.Sync() }
+
+func (m *metricsFile) close() error { return m.f.Close() }
+
+// readMetrics calls f for every line of a metrics file.
+func readMetrics(path string, f func(Metric) error) error {
+	in, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	dec := json.NewDecoder(bufio.NewReader(in))
+	for {
+		var m Metric
+		switch err := dec.Decode(&m); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if err := f(m); err != nil {
+			return err
+		}
+	}
+}

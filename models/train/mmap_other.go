@@ -1,0 +1,14 @@
+//go:build !unix
+
+// Systems without mmap read files.
+
+package train
+
+import (
+	"errors"
+	"os"
+)
+
+func mapFile(*os.File, int64) ([]byte, error) { return nil, errors.ErrUnsupported }
+
+func unmapFile([]byte) error { return nil }

@@ -1,0 +1,393 @@
+// Package train trains a language model: a plain loop over a plan of its
+// graph. Draw a micro-batch, run loss and gradient, clip, AdamW, write a line.
+//
+// Everything that decides the result is in Options, the model and the data; a
+// checkpoint adds the number of the step, the moments and the best loss. Data,
+// dropout and learning rate are functions of the step alone and every sum runs
+// in a fixed order, so a run that is stopped at any moment, killed included,
+// and resumed has the bits of one that was not, on any number of workers.
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"time"
+
+	"github.com/seafan/seafan/graph"
+)
+
+// Model is what a Trainer trains.
+type Model interface {
+	// Params holds the weights. Every graph of the model shares them.
+	Params() *graph.Params
+	// Loss builds the graph of a batch: the inputs "tokens" and "labels",
+	// int32 [batch, context], and, with dropout, "step", int64 [1]. It returns
+	// the mean loss over the labels that count, in nats, and their number,
+	// both scalars; the mean is 0 where none counts.
+	Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node)
+	// WriteFiles writes the model into a folder that is there, the weights by
+	// their names into model.safetensors.
+	WriteFiles(dir string) error
+}
+
+// Trainer is one run. Its methods are for one goroutine at a time.
+type Trainer struct {
+	model Model
+	data  Data
+	opts  Options
+
+	dir      string
+	log      *slog.Logger
+	progress io.Writer
+	each     func(Metric)
+
+	state  state
+	adam   *adamW
+	graphs map[graphKey]*loss
+	eval   *loss
+	train  *loss
+	file   *metricsFile
+	bar    *bar
+	metric Metric
+	val    float64
+	saved  string // the newest checkpoint
+	dirty  bool   // it is older than the state
+	began  time.Time
+	first  int // step that this process began with
+	seen   int64
+}
+
+// state is what a checkpoint adds to parameters and moments.
+type state struct {
+	Step    int      `json:"step"`    // steps done, skipped ones included
+	Updates int      `json:"updates"` // of the parameters: t of AdamW's bias correction
+	Skipped int      `json:"skipped"` // steps without a counted token
+	Tokens  int64    `json:"tokens"`  // counted tokens so far
+	Loss    float64  `json:"loss"`    // of the last step
+	Val     *float64 `json:"val_loss"`
+	Best    *float64 `json:"best_val_loss"`
+	BestAt  int      `json:"best_step"`
+	Stale   int      `json:"stale"`   // evaluations since the best
+	Pending *Metric  `json:"pending"` // line of a step whose evaluation was interrupted
+}
+
+// Setting changes how a Trainer works, not what it computes.
+type Setting func(*Trainer)
+
+// Dir makes the Trainer write checkpoints, metrics and plots to a folder. The
+// folder of a run holds
+//
+//	step-00001000/   a checkpoint: the model as its Save writes it,
+//	                 optimizer.safetensors and trainer.json
+//	last, best       links to the newest and the best of them
+//	metrics.jsonl    a line for each step
+//	loss.csv         the same as a table
+//	loss.png         the curve
+func Dir(dir string) Setting { return func(t *Trainer) { t.dir = dir } }
+
+// Log sends messages to a logger; without it there are none.
+func Log(l *slog.Logger) Setting { return func(t *Trainer) { t.log = l } }
+
+// Progress draws a bar with loss, tokens a second and the time left.
+func Progress(w io.Writer) Setting { return func(t *Trainer) { t.progress = w } }
+
+// Each calls f after every step. f must not keep ValLoss.
+func Each(f func(Metric)) Setting { return func(t *Trainer) { t.each = f } }
+
+// New prepares a run. The parameters must have values.
+func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	t := &Trainer{
+		model: model, data: data, opts: o,
+		log:    slog.New(slog.DiscardHandler),
+		graphs: map[graphKey]*loss{},
+		dirty:  true,
+	}
+	for _, s := range settings {
+		s(t)
+	}
+	var err error
+	if t.train, err = t.graph(o.Batch, true); err != nil {
+		return nil, err
+	}
+	if t.heldRows() > 0 {
+		if t.eval, err = t.graph(o.Batch, false); err != nil {
+			return nil, err
+		}
+	}
+	t.adam = newAdamW(o, t.train.params)
+	// The first micro-batch shows a mistake in the data before the run.
+	if err := data.Batch(0, o.Batch, t.train.tokens, t.train.labels); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Step is the number of steps done.
+func (t *Trainer) Step() int { return t.state.Step }
+
+// Summary is the outcome of a run.
+type Summary struct {
+	Steps      int      `json:"steps"`
+	Skipped    int      `json:"skipped"`
+	Tokens     int64    `json:"tokens"`
+	Loss       float64  `json:"loss"`
+	ValLoss    *float64 `json:"val_loss,omitempty"`
+	BestLoss   *float64 `json:"best_val_loss,omitempty"`
+	BestStep   int      `json:"best_step,omitempty"`
+	Early      bool     `json:"early_stop,omitempty"` // ended by EarlyStop
+	Seconds    float64  `json:"seconds"`              // of this process
+	TokensPerS float64  `json:"tokens_per_s"`
+	Checkpoint string   `json:"checkpoint,omitempty"`
+}
+
+// Interrupted is the error of a Run whose context ended; it unwraps to the
+// context's error.
+type Interrupted struct {
+	Step       int    // steps done
+	Checkpoint string // where they are saved; empty without Dir
+	Cause      error
+}
+
+func (e *Interrupted) Error() string {
+	if e.Checkpoint == "" {
+		return fmt.Sprintf("train: interrupted after step %d: %v", e.Step, e.Cause)
+	}
+	return fmt.Sprintf("train: interrupted after step %d, saved in %s: resume to go on", e.Step, e.Checkpoint)
+}
+
+func (e *Interrupted) Unwrap() error { return e.Cause }
+
+// NotFinite is the error of a Run that met a NaN or infinite number. The
+// parameters are those before the step.
+type NotFinite struct {
+	Step       int    // the step, counted from 1
+	What       string // "loss", "gradient norm" or "validation loss"
+	Value      float64
+	Checkpoint string // the last good one; empty when there is none
+}
+
+func (e *NotFinite) Error() string {
+	s := fmt.Sprintf("train: step %d: the %s is %g, must be finite", e.Step, e.What, e.Value)
+	if e.Checkpoint != "" {
+		s += "; the last good checkpoint is " + e.Checkpoint
+	}
+	return s
+}
+
+// Run trains until Steps are done or EarlyStop ends the run. A context that
+// ends stops it between two steps of the plan: Run saves what is done and
+// returns *Interrupted.
+func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
+	if err := t.open(); err != nil {
+		return Summary{}, err
+	}
+	t.began, t.first, t.seen = time.Now(), t.state.Step, t.state.Tokens
+	t.bar = newBar(t.progress, t.opts.Steps, t.state.Step)
+	defer func() {
+		t.bar.close()
+		err = joined(err, t.closeFiles())
+		if err != nil {
+			t.log.Error("training ended", "step", t.state.Step, "error", err)
+		}
+	}()
+	early := t.stale()
+	for !early && (t.state.Pending != nil || t.state.Step < t.opts.Steps) {
+		if early, err = t.advance(ctx); err != nil {
+			if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+				err = t.interrupted(err)
+			}
+			return t.summary(early), err
+		}
+	}
+	if err := t.save(); err != nil {
+		return t.summary(early), err
+	}
+	t.log.Info("training done", "step", t.state.Step, "loss", t.state.Loss)
+	return t.summary(early), nil
+}
+
+// joined keeps a single error as it is.
+func joined(a, b error) error {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	}
+	return errors.Join(a, b)
+}
+
+func (t *Trainer) interrupted(cause error) error {
+	if err := t.save(); err != nil {
+		return errors.Join(cause, err)
+	}
+	return &Interrupted{t.state.Step, t.saved, cause}
+}
+
+func (t *Trainer) summary(early bool) Summary {
+	s := Summary{
+		Steps: t.state.Step, Skipped: t.state.Skipped, Tokens: t.state.Tokens, Loss: t.state.Loss,
+		ValLoss: t.state.Val, BestLoss: t.state.Best, BestStep: t.state.BestAt, Early: early,
+		Seconds: time.Since(t.began).Seconds(), Checkpoint: t.saved,
+	}
+	s.TokensPerS = float64(t.state.Tokens-t.seen) / s.Seconds
+	return s
+}
+
+// advance does one step, with the evaluation and the checkpoint that follow it.
+func (t *Trainer) advance(ctx context.Context) (early bool, err error) {
+	if t.state.Pending == nil {
+		start := time.Now()
+		if err := t.update(ctx); err != nil {
+			return false, err
+		}
+		spent := time.Since(start).Seconds()
+		t.metric.StepMS = 1e3 * spent
+		t.metric.TokensPerS = float64(t.metric.Tokens) / spent
+	}
+	better, err := t.measure(ctx)
+	if err != nil {
+		return false, err
+	}
+	if err := t.report(); err != nil {
+		return false, err
+	}
+	if better || due(t.state.Step, t.opts.SaveEvery) {
+		if err := t.save(); err != nil {
+			return false, err
+		}
+	}
+	return t.stale(), nil
+}
+
+// stale reports whether EarlyStop ends the run.
+func (t *Trainer) stale() bool { return t.opts.EarlyStop > 0 && t.state.Stale >= t.opts.EarlyStop }
+
+// due reports whether something that happens every n steps follows step i.
+func due(i, n int) bool { return n > 0 && i%n == 0 }
+
+// update draws the micro-batches of a step, adds up their gradients, each
+// weighted by its counted tokens, and updates the parameters. Until the update
+// nothing has changed that another attempt would not repeat.
+func (t *Trainer) update(ctx context.Context) error {
+	at := t.state.Step
+	var tokens, total float64
+	for k := range t.opts.Accumulate {
+		i := int64(at)*int64(t.opts.Accumulate) + int64(k)
+		if err := t.data.Batch(i, t.opts.Batch, t.train.tokens, t.train.labels); err != nil {
+			return fmt.Errorf("train: step %d: %w", at+1, err)
+		}
+		l, n, err := t.train.run(ctx, i)
+		if err != nil {
+			return t.located(ctx, err)
+		}
+		if n == 0 {
+			continue
+		}
+		if !finite(l) {
+			return &NotFinite{at + 1, "loss", l, t.saved}
+		}
+		if t.opts.Accumulate > 1 {
+			t.adam.accumulate(t.train.grads, n, tokens == 0)
+		}
+		tokens += n
+		total += n * l
+	}
+	t.metric = Metric{Step: at + 1, LR: t.opts.Rate(at), Tokens: int64(tokens), Skipped: tokens == 0}
+	if tokens > 0 {
+		grads, scale := t.train.grads, 1.0
+		if t.opts.Accumulate > 1 {
+			grads, scale = t.adam.sum, 1/tokens
+		}
+		norm := scale * t.adam.norm(grads)
+		if !finite(norm) {
+			return &NotFinite{at + 1, "gradient norm", norm, t.saved}
+		}
+		t.metric.Loss, t.metric.GradNorm = total/tokens, norm
+		t.state.Updates++
+		t.adam.update(grads, scale*t.opts.clip(norm), t.metric.LR, t.state.Updates)
+		t.state.Loss = t.metric.Loss
+		t.state.Tokens += int64(tokens)
+	} else {
+		t.state.Skipped++
+	}
+	t.state.Step++
+	t.dirty = true
+	return nil
+}
+
+// clip is the factor that brings a gradient of the given norm down to Clip.
+func (o Options) clip(norm float64) float64 {
+	if o.Clip == 0 {
+		return 1
+	}
+	return min(1, o.Clip/(norm+1e-6))
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// located adds the step to an error that is not the context's.
+func (t *Trainer) located(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return fmt.Errorf("train: step %d: %w", t.state.Step+1, err)
+}
+
+// measure evaluates when an evaluation is due and keeps account of the best.
+func (t *Trainer) measure(ctx context.Context) (better bool, err error) {
+	if t.state.Pending != nil {
+		t.metric = *t.state.Pending
+	} else if t.eval == nil || !due(t.state.Step, t.opts.EvalEvery) && t.state.Step < t.opts.Steps {
+		return false, nil
+	}
+	v, err := t.Evaluate(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			pending := t.metric
+			t.state.Pending = &pending
+		}
+		return false, err
+	}
+	if !finite(v) {
+		return false, &NotFinite{t.state.Step, "validation loss", v, t.saved}
+	}
+	t.state.Pending = nil
+	t.dirty = true
+	t.val = v
+	t.metric.ValLoss = &t.val
+	t.state.Val = new(float64)
+	*t.state.Val = v
+	if t.state.Best == nil || v < *t.state.Best {
+		t.state.Best, t.state.BestAt, t.state.Stale = t.state.Val, t.state.Step, 0
+		better = true
+	} else {
+		t.state.Stale++
+	}
+	t.log.Info("evaluation", "step", t.state.Step, "loss", t.state.Loss, "val_loss", v, "best", *t.state.Best, "best_step", t.state.BestAt)
+	return better, nil
+}
+
+// report writes the line of a step.
+func (t *Trainer) report() error {
+	if t.metric.Skipped {
+		t.log.Warn("step skipped: no label counts", "step", t.metric.Step)
+	}
+	if t.file != nil {
+		if err := t.file.write(&t.metric); err != nil {
+			return err
+		}
+	}
+	t.bar.step(&t.metric)
+	if t.each != nil {
+		t.each(t.metric)
+	}
+	return nil
+}
