@@ -244,10 +244,7 @@ func (t *Trainer) Resume() error {
 	if d := t.data.Digest(); d != r.Data {
 		return fmt.Errorf("train: resume: %s: the data must be that of the run so far (digest %s), these are of another text, order, context or split (digest %s)", dir, r.Data, d)
 	}
-	if err := restore(filepath.Join(dir, weightsName), t.weights()); err != nil {
-		return fmt.Errorf("train: resume: %w", err)
-	}
-	if err := restore(filepath.Join(dir, optimizerName), t.adam.slots()); err != nil {
+	if err := restore(contents{filepath.Join(dir, weightsName), t.weights()}, contents{filepath.Join(dir, optimizerName), t.adam.slots()}); err != nil {
 		return fmt.Errorf("train: resume: %w", err)
 	}
 	for _, p := range t.model.Params().All() {
@@ -305,6 +302,12 @@ type slot struct {
 	load func(t *checkpoint.Tensor) error
 }
 
+// contents are the tensors that a file must hold.
+type contents struct {
+	path  string
+	slots []slot
+}
+
 func (t *Trainer) weights() []slot {
 	var s []slot
 	for _, p := range t.model.Params().All() {
@@ -315,34 +318,48 @@ func (t *Trainer) weights() []slot {
 	return s
 }
 
-// restore fills the slots from a safetensors file that must hold these tensors
-// and no others. All are checked before the first is read.
-func restore(path string, slots []slot) (err error) {
-	c, err := checkpoint.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	for _, s := range slots {
-		ten, ok := c.Lookup(s.name)
-		if !ok {
-			return fmt.Errorf("%s: must hold the tensor %s %s, it does not", path, s.name, s.typ)
-		}
-		if !slices.Equal(ten.Shape(), s.typ.Shape) || ten.DType() != s.typ.DType {
-			return fmt.Errorf("%s: %s is %s in the checkpoint, %s in the model", path, s.name, graph.T(ten.DType(), ten.Shape()...), s.typ)
-		}
-	}
-	if all := c.Tensors(); len(all) != len(slots) {
-		for _, ten := range all {
-			if !slices.ContainsFunc(slots, func(s slot) bool { return s.name == ten.Name() }) {
-				return fmt.Errorf("%s: holds %s, which the model does not have", path, ten.Name())
-			}
-		}
-	}
-	for _, s := range slots {
-		ten, _ := c.Lookup(s.name)
-		if err := s.load(ten); err != nil {
+// restore fills the slots from the safetensors files of a checkpoint. All
+// tensors are checked before the first is read.
+func restore(files ...contents) error {
+	var loads []func() error
+	for _, f := range files {
+		c, err := checkpoint.Open(f.path)
+		if err != nil {
 			return err
+		}
+		defer c.Close() // everything is copied
+		if err := fits(c, f.slots); err != nil {
+			return fmt.Errorf("%s: %w", f.path, err)
+		}
+		for _, s := range f.slots {
+			t, _ := c.Lookup(s.name)
+			loads = append(loads, func() error { return s.load(t) })
+		}
+	}
+	for _, load := range loads {
+		if err := load(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fits requires a checkpoint to hold these tensors and no others.
+func fits(c *checkpoint.Checkpoint, slots []slot) error {
+	known := map[string]bool{}
+	for _, s := range slots {
+		known[s.name] = true
+		t, ok := c.Lookup(s.name)
+		if !ok {
+			return fmt.Errorf("must hold the tensor %s %s, it does not", s.name, s.typ)
+		}
+		if !slices.Equal(t.Shape(), s.typ.Shape) || t.DType() != s.typ.DType {
+			return fmt.Errorf("%s is %s in the checkpoint, %s in the model", s.name, graph.T(t.DType(), t.Shape()...), s.typ)
+		}
+	}
+	for _, t := range c.Tensors() {
+		if !known[t.Name()] {
+			return fmt.Errorf("holds %s, which the model does not have", t.Name())
 		}
 	}
 	return nil
