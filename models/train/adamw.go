@@ -6,16 +6,12 @@ import (
 	"math"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops/native"
 )
 
-// adamW holds the float32 moments m and v of each parameter p. An update with
-// gradient g, rate lr and number t (from 1) is
-//
-//	m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2
-//	p = p (1 - lr decay) - lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
-//
-// with decay for matrices only unless DecayAll is set (Loshchilov and Hutter
-// 2019).
+// adamW holds the float32 moments m and v of each parameter that
+// native.AdamW updates, with weight decay for matrices only unless DecayAll is
+// set.
 type adamW struct {
 	o      Options
 	params []*graph.Param
@@ -54,30 +50,21 @@ func (a *adamW) accumulate(grads [][]float32, weight float64, first bool) {
 func (a *adamW) norm(grads [][]float32) float64 {
 	var s float64
 	for _, g := range grads {
-		for _, x := range g {
-			s += float64(x) * float64(x)
-		}
+		s += native.SumSquares(g, len(g))
 	}
 	return math.Sqrt(s)
 }
 
-// update changes the parameters by scale times the gradients.
+// update changes the parameters by scale times the gradients; t counts the
+// updates from 1.
 func (a *adamW) update(grads [][]float32, scale, lr float64, t int) {
-	bias1 := 1 - math.Pow(a.o.Beta1, float64(t))
-	bias2 := 1 - math.Pow(a.o.Beta2, float64(t))
+	step := native.AdamWStep{LR: lr, Beta1: a.o.Beta1, Beta2: a.o.Beta2, Eps: a.o.Eps, Step: t, GradScale: scale}
 	for i, p := range a.params {
-		decay := a.o.Decay
+		step.Decay = a.o.Decay
 		if p.Type.Rank() != 2 && !a.o.DecayAll {
-			decay = 0
+			step.Decay = 0
 		}
-		w := graph.Data[float32](p.Tensor())
-		m, v, g := a.m[i], a.v[i], grads[i]
-		for j := range w {
-			x := scale * float64(g[j])
-			m[j] = float32(a.o.Beta1*float64(m[j]) + (1-a.o.Beta1)*x)
-			v[j] = float32(a.o.Beta2*float64(v[j]) + (1-a.o.Beta2)*x*x)
-			w[j] = float32(float64(w[j])*(1-lr*decay) - lr*float64(m[j])/bias1/(math.Sqrt(float64(v[j])/bias2)+a.o.Eps))
-		}
+		native.AdamW(graph.Data[float32](p.Tensor()), a.m[i], a.v[i], grads[i], p.Type.Size(), step)
 		p.Touch()
 	}
 }

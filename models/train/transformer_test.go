@@ -1,0 +1,175 @@
+package train_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/train"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// newTransformer is a run of a real decoder on a short text.
+func newTransformer(t testing.TB, o train.Options, settings ...train.Setting) (*train.Trainer, *models.Transformer) {
+	t.Helper()
+	m, err := models.New(models.Config{
+		Type: "llama", Vocab: 256, Hidden: 24, FFN: 40, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 6,
+		Context: 64, NormEps: 1e-5, RopeTheta: 1e4,
+	})
+	require.NoError(t, err)
+	require.NoError(t, m.Init(o.Seed))
+	path := filepath.Join(t.TempDir(), "text")
+	var text []byte
+	for i := range 3000 {
+		text = append(text, "the sea fan grows in the sea "[(i*i/7)%29])
+	}
+	require.NoError(t, os.WriteFile(path, text, 0o666))
+	tok, err := train.Open(train.OpenOptions{}, path)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, tok.Close()) })
+	w, err := train.NewWindows(tok, 256, train.WindowOptions{Context: o.Context, Seed: o.Seed, Order: train.Epochs, Validation: 0.1})
+	require.NoError(t, err)
+	tr, err := train.New(m, w, o, settings...)
+	require.NoError(t, err)
+	return tr, m
+}
+
+func transformerOptions() train.Options {
+	o := train.Defaults()
+	o.Steps, o.Batch, o.Context, o.LR, o.Warmup, o.Dropout = 30, 3, 33, 1e-2, 5, 0.1
+	o.EvalEvery, o.SaveEvery = 10, 10
+	return o
+}
+
+func bits(m *models.Transformer) map[string][]float32 {
+	w := map[string][]float32{}
+	for _, p := range m.Params().All() {
+		w[p.Name] = append([]float32(nil), graph.Data[float32](p.Tensor())...)
+	}
+	return w
+}
+
+func TestN11_WorkersAndSeeds(t *testing.T) {
+	defer native.SetWorkers(0)
+	results := map[string][]float32{}
+	var losses []float64
+	for i, workers := range []int{1, 2, 2, 7} {
+		native.SetWorkers(workers)
+		o := transformerOptions()
+		n := 0
+		tr, m := newTransformer(t, o, train.Each(func(x train.Metric) {
+			if i == 0 {
+				losses = append(losses, x.Loss)
+			}
+			require.Equal(t, losses[n], x.Loss, "step %d with %d workers", x.Step, workers)
+			n++
+		}))
+		_, err := tr.Run(context.Background())
+		require.NoError(t, err)
+		if i == 0 {
+			results = bits(m)
+			require.Less(t, losses[29], losses[0]-1, "it learns")
+		}
+		require.Equal(t, results, bits(m))
+	}
+	o := transformerOptions()
+	o.Seed = 1
+	tr, m := newTransformer(t, o)
+	_, err := tr.Run(context.Background())
+	require.NoError(t, err)
+	require.NotEqual(t, results, bits(m))
+}
+
+func TestN03_TransformerWithDropoutResumes(t *testing.T) {
+	o := transformerOptions()
+	o.Accumulate = 2
+	straight, want := newTransformer(t, o)
+	sum, err := straight.Run(context.Background())
+	require.NoError(t, err)
+	dir := t.TempDir()
+	ctx, stop := context.WithCancel(context.Background())
+	part, _ := newTransformer(t, o, train.Dir(dir), train.Each(func(m train.Metric) {
+		if m.Step == 17 {
+			stop()
+		}
+	}))
+	_, err = part.Run(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	rest, got := newTransformer(t, o, train.Dir(dir))
+	require.NoError(t, rest.Resume())
+	again, err := rest.Run(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, bits(want), bits(got))
+	require.Equal(t, sum.BestLoss, again.BestLoss)
+
+	// What was written is a model folder.
+	m, _, err := models.Load(filepath.Join(dir, train.LastName))
+	require.NoError(t, err)
+	require.Equal(t, bits(got), bits(m))
+}
+
+func TestN01_TransformerInMicroBatches(t *testing.T) {
+	one := func(batch, accumulate int) (train.Metric, map[string][]float32) {
+		o := transformerOptions()
+		o.Steps, o.Batch, o.Accumulate, o.Dropout = 1, batch, accumulate, 0
+		var x train.Metric
+		tr, m := newTransformer(t, o, train.Each(func(m train.Metric) { x = m }))
+		_, err := tr.Run(context.Background())
+		require.NoError(t, err)
+		return x, bits(m)
+	}
+	a, _ := one(4, 1)
+	b, _ := one(1, 4)
+	require.Equal(t, a.Tokens, b.Tokens)
+	require.InEpsilon(t, a.Loss, b.Loss, 1e-6)
+	require.InEpsilon(t, a.GradNorm, b.GradNorm, 1e-5)
+}
+
+func TestN09_TransformerMemoryIsFlat(t *testing.T) {
+	o := transformerOptions()
+	o.Steps, o.Batch, o.Context, o.EvalEvery, o.SaveEvery = 2000, 1, 4, 0, 1000
+	heap := func() float64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	var at200, at2000 float64
+	tr, _ := newTransformer(t, o, train.Dir(t.TempDir()), train.Each(func(m train.Metric) {
+		switch m.Step {
+		case 200:
+			at200 = heap()
+		case 2000:
+			at2000 = heap()
+		}
+	}))
+	_, err := tr.Run(context.Background())
+	require.NoError(t, err)
+	t.Logf("heap after 200 steps %.0f, after 2000 %.0f", at200, at2000)
+	require.InEpsilon(t, at200, at2000, 0.05)
+}
+
+func TestParametersWithoutValuesAreRefused(t *testing.T) {
+	m, err := models.New(models.Config{Type: "llama", Vocab: 8, Hidden: 4, FFN: 4, Layers: 1, Heads: 1, KVHeads: 1, HeadDim: 4, Context: 8, NormEps: 1e-5, RopeTheta: 1e4})
+	require.NoError(t, err)
+	_, err = train.New(m, nothing{}, transformerOptions())
+	require.ErrorContains(t, err, "parameter model.embed_tokens.weight has no value: initialise it or load a checkpoint")
+	require.NoError(t, m.Init(0))
+	_, err = train.New(m, nothing{}, transformerOptions())
+	require.EqualError(t, err, "nothing there")
+}
+
+type nothing struct{}
+
+func (nothing) Batch(int64, int, []int32, []int32) error { return errors.New("nothing there") }
+func (nothing) Held() int                                { return 0 }
+func (nothing) HeldRow(int, []int32, []int32) error      { return nil }
+func (nothing) Digest() string                           { return "" }
