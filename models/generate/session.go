@@ -1,0 +1,307 @@
+// Package generate writes text with a model: sessions of requests over pages
+// of keys and values, sampling, and streaming.
+//
+// A session packs the tokens of all its requests into one step, prompt chunks
+// and single tokens alike, and keeps a plan for each size of step (powers of
+// two), so that a few plans serve every length. What a request gets does not
+// depend on what shares its steps.
+package generate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
+)
+
+// Model is what a session needs of a model; models.Transformer is one.
+type Model interface {
+	Params() *graph.Params
+	Packed(b *graph.Builder, s models.Packed) *graph.Node
+	Limits() (vocab, context int, eos []int32)
+}
+
+// Options of a session; zero values take the defaults.
+type Options struct {
+	Context  int // most tokens of a request, prompt and text; default and limit: the model's
+	Requests int // most requests at a time; default 1
+	PageSize int // tokens of a page, a power of two up to 256; default 16
+	Chunk    int // most tokens of a step; default 256
+}
+
+// ErrContextFull is the error of a request that has no room for another token.
+var ErrContextFull = errors.New("generate: the context is full")
+
+// ErrBusy is the error of Add when the session has all the requests it can hold.
+var ErrBusy = errors.New("generate: the session holds its most requests")
+
+// Session generates for up to Requests requests at a time. It may be called
+// from several goroutines; steps run one after the other.
+type Session struct {
+	mu     sync.Mutex
+	model  Model
+	opts   Options
+	vocab  int
+	eos    []int32
+	states *graph.Params // the pools
+	free   []int32       // pages
+	active []*Request
+	steps  map[[2]int]*step // by tokens and requests
+	take   []int            // tokens that each active request brings to a step
+	failed error
+}
+
+// New makes a session. The model must have its weights.
+func New(m Model, o Options) (*Session, error) {
+	vocab, most, eos := m.Limits()
+	for _, x := range []struct {
+		name          string
+		v             *int
+		standard, top int
+	}{{"Context", &o.Context, most, most}, {"Requests", &o.Requests, 1, 1 << 16}, {"PageSize", &o.PageSize, 16, 256}, {"Chunk", &o.Chunk, 256, 1 << 20}} {
+		if *x.v == 0 {
+			*x.v = x.standard
+		}
+		if *x.v < 1 || *x.v > x.top {
+			return nil, &ParamError{x.name, *x.v, fmt.Sprintf("1 to %d", x.top)}
+		}
+	}
+	if o.PageSize&(o.PageSize-1) != 0 {
+		return nil, &ParamError{"PageSize", o.PageSize, "a power of two"}
+	}
+	o.Chunk = max(o.Chunk, o.Requests) // every request can go on in every step
+	s := &Session{model: m, opts: o, vocab: vocab, eos: eos, states: graph.NewParams(), steps: map[[2]int]*step{}}
+	for p := range s.pages() {
+		s.free = append(s.free, int32(s.pages()-1-p))
+	}
+	_, err := s.step(1, 1) // tells now what is wrong with the model
+	return s, err
+}
+
+func (s *Session) perRequest() int {
+	return (s.opts.Context + s.opts.PageSize - 1) / s.opts.PageSize
+}
+func (s *Session) pages() int { return s.perRequest() * s.opts.Requests }
+
+// Request is one text in the making.
+type Request struct {
+	s       *Session
+	tokens  []int32 // prompt and text
+	given   int     // of them, the prompt and what Next has returned
+	cached  int     // of them, those whose keys and values are in pages
+	pages   []int32
+	sampler *sampler
+	err     error
+}
+
+// Tokens is the number of tokens of prompt and text so far.
+func (r *Request) Tokens() int { return len(r.tokens) }
+
+// Add starts a request. The prompt must leave room for a token.
+func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	if len(prompt) == 0 {
+		return nil, errors.New("generate: the prompt has no tokens")
+	}
+	for i, id := range prompt {
+		if id < 0 || int(id) >= s.vocab {
+			return nil, fmt.Errorf("generate: token %d of the prompt is %d, the vocabulary has %d", i, id, s.vocab)
+		}
+	}
+	if len(prompt) >= s.opts.Context {
+		return nil, fmt.Errorf("%w: a prompt of %d tokens, a context of %d", ErrContextFull, len(prompt), s.opts.Context)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed != nil {
+		return nil, s.failed
+	}
+	if len(s.active) == s.opts.Requests {
+		return nil, ErrBusy
+	}
+	// Room for the whole context, so that a step never allocates.
+	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), given: len(prompt),
+		pages: make([]int32, 0, s.perRequest()), sampler: newSampler(o, s.vocab)}
+	r.tokens = append(r.tokens, prompt...)
+	for _, id := range prompt {
+		r.sampler.saw(id)
+	}
+	s.active = append(s.active, r)
+	return r, nil
+}
+
+// Remove ends a request and gives its pages back.
+func (s *Session) Remove(r *Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.Index(s.active, r); i >= 0 {
+		s.active = slices.Delete(s.active, i, i+1)
+		s.free = append(s.free, r.pages...)
+		r.pages = r.pages[:0]
+	}
+}
+
+// Next runs steps until the request has another token, and returns it. Other
+// requests of the session go on in the same steps.
+func (r *Request) Next(ctx context.Context) (int32, error) {
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.active, r) {
+		return 0, errors.New("generate: the request was removed")
+	}
+	for r.given == len(r.tokens) { // else a step shared with others has drawn it
+		if r.err != nil {
+			return 0, r.err
+		}
+		if len(r.tokens) == s.opts.Context {
+			return 0, fmt.Errorf("%w: %d tokens", ErrContextFull, s.opts.Context)
+		}
+		if err := s.advance(ctx); err != nil {
+			return 0, err
+		}
+	}
+	r.given++
+	return r.tokens[r.given-1], nil
+}
+
+// advance runs one step over the active requests.
+func (s *Session) advance(ctx context.Context) error {
+	if s.failed != nil {
+		return s.failed
+	}
+	s.take = s.take[:0]
+	total := 0
+	for i, r := range s.active {
+		// Every later request keeps room for one token.
+		n := min(len(r.tokens)-r.cached, s.opts.Chunk-total-(len(s.active)-i-1))
+		if r.given < len(r.tokens) || len(r.tokens) == s.opts.Context || r.err != nil {
+			n = 0 // nobody waits for its next token
+		}
+		s.take = append(s.take, n)
+		total += n
+	}
+	st, err := s.step(total, len(s.active))
+	if err != nil {
+		return err
+	}
+	if err := st.fill(s); err != nil {
+		return err
+	}
+	if err := st.run.Do(ctx, st.feeds); err != nil {
+		if ctx.Err() == nil {
+			// Pages may be half written; what follows would be wrong text.
+			s.failed = fmt.Errorf("generate: a step failed, the session is over: %w", err)
+			return s.failed
+		}
+		return err // the step can be taken again: it writes the same rows
+	}
+	logits, err := st.run.Value(st.logits)
+	if err != nil {
+		return err
+	}
+	rows := graph.Data[float32](logits)
+	for i, r := range s.active {
+		r.cached += s.take[i]
+		if s.take[i] == 0 || r.cached < len(r.tokens) {
+			continue
+		}
+		var id int32
+		if id, r.err = r.sampler.next(rows[i*s.vocab:(i+1)*s.vocab], len(r.tokens)); r.err != nil {
+			continue
+		}
+		r.sampler.saw(id)
+		r.tokens = append(r.tokens, id)
+	}
+	return nil
+}
+
+// step is a plan for one size of step, with its inputs.
+type step struct {
+	run    *graph.Native
+	logits *graph.Node
+	feeds  graph.Feeds
+
+	tokens, positions, slots, qo, indptr, indices, lastLen, lastRow []int32
+}
+
+// step finds or builds the plan that holds so many tokens and requests.
+func (s *Session) step(tokens, requests int) (*step, error) {
+	key := [2]int{powerOfTwo(tokens), powerOfTwo(requests)}
+	if st := s.steps[key]; st != nil {
+		return st, nil
+	}
+	t, r := key[0], key[1]
+	indices := s.pages()
+	b := graph.New(graph.Share(s.model.Params()), graph.States(s.states))
+	st := &step{logits: s.model.Packed(b, models.Packed{Tokens: t, Requests: r, Pages: s.pages(), PageSize: s.opts.PageSize, Indices: indices})}
+	plan, err := b.Plan(st.logits)
+	if err != nil {
+		return nil, fmt.Errorf("generate: %w", err)
+	}
+	if st.run, err = plan.Native(); err != nil {
+		return nil, fmt.Errorf("generate: %w", err)
+	}
+	st.feeds = graph.Feeds{}
+	for name, x := range map[string]struct {
+		to *[]int32
+		n  int
+	}{
+		models.PackedTokens: {&st.tokens, t}, models.PackedPositions: {&st.positions, t}, models.PackedSlots: {&st.slots, t},
+		models.PackedQOIndptr: {&st.qo, r + 1}, models.PackedPageIndptr: {&st.indptr, r + 1}, models.PackedPageIndices: {&st.indices, indices},
+		models.PackedLastPageLen: {&st.lastLen, r}, models.PackedLastRows: {&st.lastRow, r},
+	} {
+		*x.to = make([]int32, x.n)
+		st.feeds[name] = *x.to
+	}
+	s.steps[key] = st
+	return st, nil
+}
+
+func powerOfTwo(n int) int {
+	p := 1
+	for p < n {
+		p *= 2
+	}
+	return p
+}
+
+// fill lays out a step in which request i brings s.take[i] tokens, and gives
+// the requests the pages they need.
+func (st *step) fill(s *Session) error {
+	size := s.opts.PageSize
+	row, page := 0, 0
+	for i, r := range s.active {
+		end := r.cached + s.take[i]
+		for len(r.pages)*size < end {
+			if len(s.free) == 0 {
+				return fmt.Errorf("%w: no free page", ErrContextFull)
+			}
+			r.pages = append(r.pages, s.free[len(s.free)-1])
+			s.free = s.free[:len(s.free)-1]
+		}
+		for at := r.cached; at < end; at++ {
+			st.tokens[row] = r.tokens[at]
+			st.positions[row] = int32(at)
+			st.slots[row] = r.pages[at/size]*int32(size) + int32(at%size)
+			row++
+		}
+		page += copy(st.indices[page:], r.pages)
+		st.qo[i+1], st.indptr[i+1] = int32(row), int32(page)
+		st.lastLen[i] = int32((end+size-1)%size + 1)
+		st.lastRow[i] = int32(max(row-1, 0))
+	}
+	for i := len(s.active); i < len(st.lastLen); i++ {
+		st.qo[i+1], st.indptr[i+1], st.lastLen[i], st.lastRow[i] = int32(row), int32(page), 0, 0
+	}
+	for ; row < len(st.tokens); row++ {
+		st.tokens[row], st.positions[row], st.slots[row] = 0, 0, -1
+	}
+	return nil
+}

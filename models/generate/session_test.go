@@ -1,0 +1,282 @@
+package generate_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/generate"
+	"github.com/seafan/seafan/models/tokenizer"
+)
+
+func small(t testing.TB, seed uint64) *models.Transformer {
+	t.Helper()
+	m, err := models.New(models.Config{Type: "llama", Vocab: 256, Hidden: 32, FFN: 48, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 8, Context: 4096, NormEps: 1e-5, RopeTheta: 1e4})
+	require.NoError(t, err)
+	require.NoError(t, m.Init(seed))
+	return m
+}
+
+// write returns n tokens of a request, on its own in a session.
+func write(t testing.TB, s *generate.Session, prompt []int32, o generate.Sampling, n int) []int32 {
+	t.Helper()
+	r, err := s.Add(prompt, o)
+	require.NoError(t, err)
+	defer s.Remove(r)
+	var ids []int32
+	for range n {
+		id, err := r.Next(context.Background())
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// TestGoldenGreedyTokens generates through pages what transformers generated,
+// with the prompt at once, in chunks, and token by token.
+func TestGoldenGreedyTokens(t *testing.T) {
+	dirs, err := filepath.Glob("../testdata/golden/*")
+	require.NoError(t, err)
+	require.NotEmpty(t, dirs)
+	for _, dir := range dirs {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			raw, err := os.ReadFile(filepath.Join(dir, "golden.json"))
+			require.NoError(t, err)
+			var g struct {
+				Prompts []struct {
+					InputIDs []int32 `json:"input_ids"`
+					Greedy   struct {
+						Tokens  []int32
+						Margins []float64
+					}
+				}
+			}
+			require.NoError(t, json.Unmarshal(raw, &g))
+			m, _, err := models.Load(dir)
+			require.NoError(t, err)
+			for _, o := range []generate.Options{{Context: 128}, {Context: 128, PageSize: 1, Chunk: 1}, {Context: 100, PageSize: 4, Chunk: 7}} {
+				s, err := generate.New(m, o)
+				require.NoError(t, err)
+				for _, p := range g.Prompts {
+					for _, margin := range p.Greedy.Margins {
+						require.Greater(t, margin, 1e-3, "no step of the golden text is a near-tie")
+					}
+					require.Equal(t, p.Greedy.Tokens, write(t, s, p.InputIDs, generate.Sampling{}, len(p.Greedy.Tokens)))
+				}
+			}
+		})
+	}
+}
+
+// TestA13_ChunksOfAPrompt holds prompts in any chunks to one text.
+func TestA13_ChunksOfAPrompt(t *testing.T) {
+	m := small(t, 1)
+	prompt := []int32{5, 200, 31, 7, 9, 11, 250, 3, 3, 3, 90, 91, 92}
+	o := generate.Sampling{Temperature: 1, TopK: 50, Seed: 9}
+	var want []int32
+	for _, chunk := range []int{13, 5, 1} {
+		s, err := generate.New(m, generate.Options{Context: 200, Chunk: chunk, PageSize: 4})
+		require.NoError(t, err)
+		got := write(t, s, prompt, o, 40)
+		if want == nil {
+			want = got
+		}
+		require.Equal(t, want, got, "chunks of %d", chunk)
+	}
+}
+
+// TestBatchDoesNotChangeAText runs requests together, coming and going, and
+// alone.
+func TestBatchDoesNotChangeAText(t *testing.T) {
+	m := small(t, 2)
+	options := func(i int) ([]int32, generate.Sampling) {
+		prompt := make([]int32, 1+i*7)
+		for j := range prompt {
+			prompt[j] = int32((i*31 + j*17) % 256)
+		}
+		return prompt, generate.Sampling{Temperature: 0.8, TopP: 0.9, Seed: uint64(i), RepetitionPenalty: 1.1}
+	}
+	const texts, length = 6, 30
+	alone, err := generate.New(m, generate.Options{Context: 100})
+	require.NoError(t, err)
+	var want [texts][]int32
+	for i := range texts {
+		prompt, o := options(i)
+		want[i] = write(t, alone, prompt, o, length)
+	}
+	s, err := generate.New(m, generate.Options{Context: 100, Requests: texts, Chunk: 16, PageSize: 8})
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	var got [texts][]int32
+	for i := range texts {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			prompt, o := options(i)
+			got[i] = write(t, s, prompt, o, length)
+		}()
+	}
+	wg.Wait()
+	require.Equal(t, want, got)
+}
+
+// TestA15_FullContext ends with an error of its own kind and overwrites
+// nothing: another text in the session stays what it is alone.
+func TestA15_FullContext(t *testing.T) {
+	m := small(t, 3)
+	s, err := generate.New(m, generate.Options{Context: 20, PageSize: 8, Requests: 2})
+	require.NoError(t, err)
+	other, err := s.Add([]int32{1, 2, 3}, generate.Sampling{})
+	require.NoError(t, err)
+	r, err := s.Add([]int32{1, 2, 3, 4}, generate.Sampling{})
+	require.NoError(t, err)
+	for range 16 {
+		_, err := r.Next(context.Background())
+		require.NoError(t, err)
+	}
+	require.Equal(t, 20, r.Tokens())
+	for range 2 {
+		_, err = r.Next(context.Background())
+		require.ErrorIs(t, err, generate.ErrContextFull)
+		require.EqualError(t, err, "generate: the context is full: 20 tokens")
+	}
+	var got []int32
+	for range 17 {
+		id, err := other.Next(context.Background())
+		require.NoError(t, err)
+		got = append(got, id)
+	}
+	alone, err := generate.New(m, generate.Options{Context: 20})
+	require.NoError(t, err)
+	require.Equal(t, write(t, alone, []int32{1, 2, 3}, generate.Sampling{}, 17), got)
+	_, err = s.Add(make([]int32, 20), generate.Sampling{})
+	require.EqualError(t, err, "generate: the context is full: a prompt of 20 tokens, a context of 20")
+}
+
+func TestBadRequests(t *testing.T) {
+	m := small(t, 3)
+	s, err := generate.New(m, generate.Options{Context: 20})
+	require.NoError(t, err)
+	_, err = s.Add(nil, generate.Sampling{})
+	require.EqualError(t, err, "generate: the prompt has no tokens")
+	_, err = s.Add([]int32{4, 256}, generate.Sampling{})
+	require.EqualError(t, err, "generate: token 1 of the prompt is 256, the vocabulary has 256")
+	for want, o := range map[string]generate.Sampling{
+		"generate: temperature must be 0 or above, got -1":              {Temperature: -1},
+		"generate: temperature must be 0 or above, got NaN":             {Temperature: math.NaN()},
+		"generate: temperature must be 0 or above, got +Inf":            {Temperature: math.Inf(1)},
+		"generate: top-k must be 0 (all) or above, got -3":              {TopK: -3},
+		"generate: top-p must be 0 to 1, got 1.5":                       {TopP: 1.5},
+		"generate: min-p must be 0 to 1, got -0.1":                      {MinP: -0.1},
+		"generate: repetition penalty must be 0 (off) or above, got -2": {RepetitionPenalty: -2},
+	} {
+		_, err := s.Add([]int32{1}, o)
+		require.EqualError(t, err, want)
+		var p *generate.ParamError
+		require.True(t, errors.As(err, &p))
+	}
+	for want, o := range map[string]generate.Options{
+		"generate: PageSize must be a power of two, got 3": {PageSize: 3},
+		"generate: Context must be 1 to 4096, got 5000":    {Context: 5000},
+		"generate: Requests must be 1 to 65536, got -1":    {Requests: -1},
+	} {
+		_, err := generate.New(m, o)
+		require.EqualError(t, err, want)
+	}
+	r, err := s.Add([]int32{1}, generate.Sampling{})
+	require.NoError(t, err)
+	_, err = s.Add([]int32{1}, generate.Sampling{})
+	require.ErrorIs(t, err, generate.ErrBusy)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err = r.Next(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	want := write(t, must(generate.New(m, generate.Options{Context: 20})), []int32{1}, generate.Sampling{}, 1)
+	id, err := r.Next(context.Background())
+	require.NoError(t, err, "a cancelled step can be taken again")
+	require.Equal(t, want[0], id)
+	s.Remove(r)
+	_, err = r.Next(context.Background())
+	require.EqualError(t, err, "generate: the request was removed")
+	none, err := models.New(m.Config)
+	require.NoError(t, err)
+	_, err = generate.New(none, generate.Options{})
+	require.ErrorContains(t, err, "parameter model.embed_tokens.weight has no value")
+}
+
+func must(s *generate.Session, err error) *generate.Session {
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// TestN09_MemoryStaysFlat decodes 2,000 tokens: no allocation a token, and the
+// heap at 2,000 is that at 200.
+func TestN09_MemoryStaysFlat(t *testing.T) {
+	s, err := generate.New(small(t, 4), generate.Options{})
+	require.NoError(t, err)
+	r, err := s.Add([]int32{1, 2, 3}, generate.Sampling{Temperature: 1, TopK: 40, TopP: 0.9, Seed: 1})
+	require.NoError(t, err)
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	var at200 uint64
+	for n := 1; n <= 2000; n++ {
+		_, err := r.Next(context.Background())
+		require.NoError(t, err)
+		if n == 200 {
+			at200 = heap()
+		}
+	}
+	require.Less(t, float64(heap()), 1.05*float64(at200))
+}
+
+func TestTextStopsAndStreams(t *testing.T) {
+	m := small(t, 5)
+	tok := tokenizer.Byte()
+	prompt := []int32{72, 101}
+	read := func(o generate.TextOptions, c int) (string, generate.Token) {
+		s, err := generate.New(m, generate.Options{Context: c})
+		require.NoError(t, err)
+		var sb strings.Builder
+		var last generate.Token
+		for token, err := range s.Text(context.Background(), tok, prompt, o) {
+			require.NoError(t, err)
+			require.True(t, utf8.ValidString(token.Text), "whole characters only: %q", token.Text)
+			sb.WriteString(token.Text)
+			last = token
+		}
+		return sb.String(), last
+	}
+	o := generate.TextOptions{Sampling: generate.Sampling{Temperature: 1, Seed: 4}, Max: 60}
+	whole, last := read(o, 100)
+	require.Equal(t, "length", last.End)
+	stop := []rune(whole)
+	o.Stop = []string{"never in it, I hope", string(stop[10:13])}
+	cut, last := read(o, 100)
+	require.Equal(t, "stop", last.End)
+	require.Equal(t, whole[:strings.Index(whole, o.Stop[1])], cut)
+	o.Stop, o.Max = nil, 0
+	_, last = read(o, 30)
+	require.Equal(t, "context", last.End)
+	first := write(t, must(generate.New(m, generate.Options{Context: 30})), prompt, o.Sampling, 3)
+	o.StopTokens = first[2:]
+	text, last := read(o, 30)
+	require.Equal(t, "stop", last.End)
+	require.Equal(t, strings.ToValidUTF8(tok.Decode(first[:2], true), "\uFFFD"), text)
+}

@@ -1,0 +1,125 @@
+package generate
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/seafan/seafan/models/tokenizer"
+)
+
+// TextOptions say how a text is written and where it ends.
+type TextOptions struct {
+	Sampling
+	Max        int      // most tokens; 0: until the context is full
+	Stop       []string // the text ends before the first of these
+	StopTokens []int32  // the text ends before these tokens; nil: the model's end-of-sequence
+	IgnoreEnd  bool     // StopTokens nil means none
+}
+
+// Token is a step of a text. Text is what became certain with it: whole
+// characters only, and nothing that may be the beginning of a stop string.
+type Token struct {
+	ID   int32
+	Text string
+	End  string // why the text ends with this token: "stop", "length" or "context"; else empty
+}
+
+// Text continues a prompt and yields the tokens as they come. A full context
+// ends the text with a last Token of End "context", not with an error; the
+// caller's context ends it with its error. Leaving the loop ends the request.
+func (s *Session) Text(ctx context.Context, t *tokenizer.Tokenizer, prompt []int32, o TextOptions) iter.Seq2[Token, error] {
+	return func(yield func(Token, error) bool) {
+		if o.Max < 0 {
+			yield(Token{}, &ParamError{"Max", o.Max, "0 (no limit) or above"})
+			return
+		}
+		r, err := s.Add(prompt, o.Sampling)
+		if err != nil {
+			yield(Token{}, err)
+			return
+		}
+		defer s.Remove(r)
+		ends := o.StopTokens
+		if ends == nil && !o.IgnoreEnd {
+			ends = s.eos
+		}
+		w := writer{stream: t.Stream(true), stop: o.Stop}
+		for n := 1; ; n++ {
+			id, err := r.Next(ctx)
+			switch {
+			case errors.Is(err, ErrContextFull):
+				yield(Token{ID: -1, Text: w.flush(), End: "context"}, nil)
+				return
+			case err != nil:
+				yield(Token{}, err)
+				return
+			case slices.Contains(ends, id):
+				yield(Token{ID: id, Text: w.flush(), End: "stop"}, nil)
+				return
+			}
+			text, stopped := w.push(id)
+			switch {
+			case stopped:
+				yield(Token{id, text, "stop"}, nil)
+				return
+			case n == o.Max:
+				yield(Token{id, text + w.flush(), "length"}, nil)
+				return
+			}
+			if !yield(Token{ID: id, Text: text}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// writer turns tokens into text and holds back what may belong to a stop
+// string.
+type writer struct {
+	stream *tokenizer.Stream
+	stop   []string
+	held   string
+}
+
+func (w *writer) push(id int32) (text string, stopped bool) {
+	w.held += w.stream.Push(id)
+	if at, found := w.find(); found {
+		text = w.held[:at]
+		w.held = ""
+		return text, true
+	}
+	keep := 0
+	for _, s := range w.stop {
+		for n := min(len(s)-1, len(w.held)); n > keep; n-- {
+			if strings.HasSuffix(w.held, s[:n]) {
+				keep = n
+			}
+		}
+	}
+	text, w.held = w.held[:len(w.held)-keep], w.held[len(w.held)-keep:]
+	return text, false
+}
+
+// find is the place of the first stop string.
+func (w *writer) find() (at int, found bool) {
+	for _, s := range w.stop {
+		if i := strings.Index(w.held, s); s != "" && i >= 0 && (!found || i < at) {
+			at, found = i, true
+		}
+	}
+	return at, found
+}
+
+// flush is what was held back, at the end of the text.
+func (w *writer) flush() string {
+	w.held += w.stream.Flush()
+	text := w.held
+	if at, found := w.find(); found {
+		text = text[:at]
+	}
+	w.held = ""
+	return text
+}
