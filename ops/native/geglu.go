@@ -29,37 +29,73 @@ var (
 
 func geGLUUnit[T Float](a *gluArgs[T], unit int) {
 	from, to := unitRange(unit, a.n)
-	for i := from; i < to; i++ {
-		p, _ := gelu(a.gate[i], a.tanh)
-		a.y[i] = a.gate[i] * p * a.up[i]
+	if !a.tanh {
+		for i := from; i < to; i++ {
+			p, _ := normalGate(a.gate[i])
+			a.y[i] = a.gate[i] * p * a.up[i]
+		}
+		return
 	}
+	e := takeScratch[T](tanhPiece)
+	for ; from < to; from += tanhPiece {
+		end := min(from+tanhPiece, to)
+		gate, up, y := a.gate[from:end], a.up[from:end], a.y[from:end]
+		tanhExp(e[:end-from], gate)
+		for i, g := range gate {
+			y[i] = g / (1 + e[i]) * up[i]
+		}
+	}
+	giveScratch(e)
 }
 
 func geGLUGradUnit[T Float](a *gluArgs[T], unit int) {
 	from, to := unitRange(unit, a.n)
-	for i := from; i < to; i++ {
-		g, u, dy := a.gate[i], a.up[i], a.y[i]
-		p, slope := gelu(g, a.tanh)
-		a.dgate[i] = dy * u * slope
-		a.dup[i] = dy * (g * p)
+	if !a.tanh {
+		for i := from; i < to; i++ {
+			g, u, dy := a.gate[i], a.up[i], a.y[i]
+			p, slope := normalGate(g)
+			a.dgate[i] = dy * u * slope
+			a.dup[i] = dy * (g * p)
+		}
+		return
 	}
+	e := takeScratch[T](tanhPiece)
+	for ; from < to; from += tanhPiece {
+		end := min(from+tanhPiece, to)
+		gate := a.gate[from:end]
+		tanhExp(e[:end-from], gate)
+		for i, g := range gate {
+			u, dy := a.up[from+i], a.y[from+i]
+			s := 1 / (1 + e[i])
+			rest := 1 - s
+			if g > 0 {
+				rest = e[i] * s // 1 - s would cancel
+			}
+			a.dgate[from+i] = dy * u * (s + g*s*rest*tanhFactor*(1+3*tanhCube*(g*g)))
+			a.dup[from+i] = dy * (g * s)
+		}
+	}
+	giveScratch(e)
 }
 
-// gelu returns gelu(x)/x and the derivative of gelu. The approximation's
-// (1 + tanh(v))/2 is the logistic function of 2v.
-func gelu[T Float](x T, tanh bool) (p, slope T) {
-	if !tanh {
-		v := float64(x)
-		phi := math.Erfc(-v/math.Sqrt2) / 2
-		return T(phi), T(phi + v*math.Exp(-v*v/2)/math.Sqrt(2*math.Pi))
+// normalGate returns Phi(x) and the derivative of x Phi(x).
+func normalGate[T Float](x T) (p, slope T) {
+	v := float64(x)
+	phi := math.Erfc(-v/math.Sqrt2) / 2
+	return T(phi), T(phi + v*math.Exp(-v*v/2)/math.Sqrt(2*math.Pi))
+}
+
+const (
+	tanhPiece  = 512                // elements of one call of the exponential
+	tanhFactor = 1.5957691216057308 // 2 sqrt(2/pi)
+	tanhCube   = 0.044715
+)
+
+// tanhExp computes e^(-2v) for the v of the approximation, whose
+// (1 + tanh(v))/2 is 1 / (1 + e^(-2v)).
+func tanhExp[T Float](e, x []T) {
+	for i, v := range x {
+		e[i] = -tanhFactor * v * (1 + tanhCube*(v*v))
 	}
-	const c = 1.5957691216057308 // 2 sqrt(2/pi)
-	square := x * x
-	e := expOf(-c * x * (1 + 0.044715*square))
-	s := 1 / (1 + e)
-	rest := 1 - s
-	if x > 0 {
-		rest = e * s // 1 - s would cancel
-	}
-	return s, s + x*s*rest*c*(1+3*0.044715*square)
+	expSlice(e, e)
 }

@@ -228,6 +228,10 @@ func (g *gemmOperands[T]) packB(dst []T, p, kc, j, cols, nr int) {
 // packTransposed is packB for a B stored [n,k]: b starts at its first element.
 // Whole blocks go through the assembly, the edges through the loop.
 func packTransposed[T Float](dst, b []T, ldb, kc, cols, nr int) {
+	if cols == portableCols && nr == portableCols {
+		pack4(dst, b, ldb, kc)
+		return
+	}
 	blockK, blockCols := 0, 0 // what the assembly has done
 	if edge := transposeEdge[T](); edge > 0 {
 		blockK, blockCols = kc/edge*edge, cols/edge*edge

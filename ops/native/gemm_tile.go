@@ -23,7 +23,7 @@ func GemmKernel() string { return kernelNames[gemmKernel] }
 var kernelNames = [...]string{portableKernel: "portable", avx2Kernel: "avx2", avx512Kernel: "avx512"}
 
 const (
-	portableRows = 4
+	portableRows = 2
 	portableCols = 4
 )
 
@@ -101,7 +101,7 @@ func tilePortable[T Float](rows, cols, k int, a []T, rsa, csa int, b []T, rsb in
 	var acc [portableRows][portableCols]T
 	switch {
 	case rows == portableRows && cols == portableCols && k > 0:
-		tile4x4(&acc, k, a, rsa, csa, b, rsb)
+		tile2x4(&acc, k, a, rsa, csa, b, rsb)
 	default:
 		for p := range k {
 			for i := range rows {
@@ -127,40 +127,35 @@ func tilePortable[T Float](rows, cols, k int, a []T, rsa, csa int, b []T, rsb in
 	}
 }
 
-// tile4x4 keeps a 4x4 tile of sums in registers.
-func tile4x4[T Float](acc *[portableRows][portableCols]T, k int, a []T, rsa, csa int, b []T, rsb int) {
-	a0, a1, a2, a3 := a, a[rsa:], a[2*rsa:], a[3*rsa:]
+// tile2x4 keeps a 2x4 tile of sums in registers: with the row of B and the
+// elements of A that is what 16 registers hold.
+func tile2x4[T Float](acc *[portableRows][portableCols]T, k int, a []T, rsa, csa int, b []T, rsb int) {
+	a0, a1 := a, a[rsa:]
 	var c00, c01, c02, c03, c10, c11, c12, c13 T
-	var c20, c21, c22, c23, c30, c31, c32, c33 T
 	ai, bi := 0, 0
 	for range k {
-		bp := b[bi : bi+4 : bi+4]
+		bp := (*[4]T)(b[bi:])
 		b0, b1, b2, b3 := bp[0], bp[1], bp[2], bp[3]
-		x := a0[ai]
+		x, y := a0[ai], a1[ai]
 		c00 += x * b0
 		c01 += x * b1
 		c02 += x * b2
 		c03 += x * b3
-		x = a1[ai]
-		c10 += x * b0
-		c11 += x * b1
-		c12 += x * b2
-		c13 += x * b3
-		x = a2[ai]
-		c20 += x * b0
-		c21 += x * b1
-		c22 += x * b2
-		c23 += x * b3
-		x = a3[ai]
-		c30 += x * b0
-		c31 += x * b1
-		c32 += x * b2
-		c33 += x * b3
+		c10 += y * b0
+		c11 += y * b1
+		c12 += y * b2
+		c13 += y * b3
 		ai += csa
 		bi += rsb
 	}
 	acc[0] = [4]T{c00, c01, c02, c03}
 	acc[1] = [4]T{c10, c11, c12, c13}
-	acc[2] = [4]T{c20, c21, c22, c23}
-	acc[3] = [4]T{c30, c31, c32, c33}
+}
+
+// pack4 packs four rows of B [n,k] as columns of a panel of portableCols.
+func pack4[T Float](dst, b []T, ldb, kc int) {
+	b0, b1, b2, b3 := b[:kc], b[ldb:][:kc], b[2*ldb:][:kc], b[3*ldb:][:kc]
+	for q := range b0 {
+		*(*[4]T)(dst[4*q:]) = [4]T{b0[q], b1[q], b2[q], b3[q]}
+	}
 }
