@@ -272,8 +272,8 @@ func (s *shared) keep(n *Node) *Node {
 }
 
 // Apply adds a node: op on the inputs, which come from one graph. The node
-// belongs to the scope of the latest of its inputs and is labelled with the
-// op's name. For an op with several results it returns the first; use ApplyAll.
+// belongs to the scope of the latest weight or result among its inputs and is
+// labelled with the op's name. For an op with several results it returns the first; use ApplyAll.
 func Apply(op Op, in ...*Node) *Node { return ApplyAs(op.Name(), op, in...) }
 
 // ApplyAs is Apply with another label.
@@ -300,13 +300,25 @@ func ApplyAll(label string, op Op, in ...*Node) []*Node {
 	return res
 }
 
+// after orders the inputs by how much they say about the scope.
+func (n *Node) after(m *Node) bool {
+	if n.bad() || n.outside() != m.outside() {
+		return !n.bad() && m.outside()
+	}
+	return n.g.ID() > m.g.ID()
+}
+
+// outside reports that n is fed, constant or a state.
+func (n *Node) outside() bool { return n.op == nil && (n.param == nil || n.param.State) }
+
 const maxResults = 16
 
-// builderOf picks the scope of a new node.
+// builderOf picks the scope of a new node: that of the latest input, weights
+// and results before fed inputs and states, which often come from outside.
 func builderOf(in []*Node) *Builder {
 	var last *Node
 	for _, n := range in {
-		if n != nil && (last == nil || last.bad() || !n.bad() && n.g.ID() > last.g.ID()) {
+		if n != nil && (last == nil || last.bad() || n.after(last)) {
 			last = n
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/models/tokenizer"
 )
 
 // Save writes the model as a Hugging Face folder: config.json and
@@ -160,4 +161,18 @@ func (m *Transformer) Float64() (*Transformer, error) {
 		q.Touch()
 	}
 	return w, nil
+}
+
+// Tokenizer opens the tokenizer of a model folder. A folder without one belongs
+// to a model of bytes, if its vocabulary has 256 tokens.
+func Tokenizer(dir string, c Config) (*tokenizer.Tokenizer, error) {
+	for _, name := range []string{"tokenizer.json", "tokenizer.model"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return tokenizer.Open(dir)
+		}
+	}
+	if c.Vocab != 256 {
+		return nil, fmt.Errorf("models: %s has neither tokenizer.json nor tokenizer.model, and a vocabulary of %d is not one of bytes", dir, c.Vocab)
+	}
+	return tokenizer.Byte(), nil
 }

@@ -1,0 +1,86 @@
+// Command plan prints the plan of a model: every step with its op, shape,
+// place in memory and work, and the totals.
+//
+//	go run ./examples/plan -model DIR                        one step of generation
+//	go run ./examples/plan -model DIR -train -batch 8 -context 128
+//
+// With -dot it prints the graph for graphviz instead.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops/native"
+)
+
+func main() {
+	err := run(os.Args[1:], os.Stdout, os.Stderr)
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "plan:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out, errOut io.Writer) error {
+	f := flag.NewFlagSet("plan", flag.ContinueOnError)
+	f.SetOutput(errOut)
+	dir := f.String("model", "", "model folder; only its config.json is read (required)")
+	train := f.Bool("train", false, "plan a training step instead of a step of generation")
+	batch := f.Int("batch", 8, "sequences of a training step, or requests of a step of generation")
+	context := f.Int("context", 128, "tokens of a sequence")
+	tokens := f.Int("tokens", 0, "packed tokens of a step of generation; 0: one for each request")
+	dot := f.Bool("dot", false, "print the graph in DOT")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if *dir == "" {
+		return errors.New("-model must name a model folder")
+	}
+	for _, x := range []struct {
+		name     string
+		v, least int
+	}{{"batch", *batch, 1}, {"context", *context, 1}, {"tokens", *tokens, 0}} {
+		if x.v < x.least || x.v > 1<<24 {
+			return fmt.Errorf("-%s must be %d to 2^24, got %d", x.name, x.least, x.v)
+		}
+	}
+	c, err := models.ReadConfig(*dir)
+	if err != nil {
+		return err
+	}
+	m, err := models.New(c)
+	if err != nil {
+		return err
+	}
+	plan, err := planOf(m, *train, *batch, *context, *tokens)
+	if err != nil {
+		return err
+	}
+	if *dot {
+		_, err = io.WriteString(out, plan.DOT())
+		return err
+	}
+	_, err = fmt.Fprintf(out, "backend native, matrix kernel %s\n%s", native.GemmKernel(), plan)
+	return err
+}
+
+func planOf(m *models.Transformer, train bool, batch, context, tokens int) (*graph.Plan, error) {
+	b := graph.New(graph.Share(m.Params()))
+	if !train {
+		const page = 16
+		pages := batch * ((context + page - 1) / page)
+		return b.Plan(m.Packed(b, models.Packed{Tokens: max(tokens, batch), Requests: batch, Pages: pages, PageSize: page, Indices: pages}))
+	}
+	loss, _ := m.Loss(b, batch, context, 0, 0)
+	grads, err := b.Grad(loss, b.Params()...)
+	if err != nil {
+		return nil, err
+	}
+	return b.Plan(append([]*graph.Node{loss}, grads...)...)
+}
