@@ -177,11 +177,16 @@ type attnForward[T Float] struct {
 	q, out, lse, sinks []T
 	kv                 kvSource[T]
 	tiles              int // of the longest sequence
+	splits             int // of the sequence cut into most, 0 where none is cut
+	splitRows          int // largest number of rows of a cut sequence
+	parts              []T // [B,Hkv,splits] states of cut sequences
 }
 
 var (
-	attnForward32 = newKernel(attnForwardTile[float32])
-	attnForward64 = newKernel(attnForwardTile[float64])
+	attnForward32 = newKernel(attnForwardUnit[float32])
+	attnForward64 = newKernel(attnForwardUnit[float64])
+	attnJoin32    = newKernel(attnJoinUnit[float32])
+	attnJoin64    = newKernel(attnJoinUnit[float64])
 )
 
 func (f *attnForward[T]) run() {
@@ -189,14 +194,33 @@ func (f *attnForward[T]) run() {
 		return
 	}
 	f.clearRest()
-	f.tiles = ceilDiv(f.longest()*f.g, attnRows)
-	n := f.tiles * f.b * f.hkv
-	switch f := any(*f).(type) {
-	case attnForward[float32]:
-		attnForward32.launch(n, f)
-	case attnForward[float64]:
-		attnForward64.launch(n, f)
+	heads := f.b * f.hkv
+	for b := range f.b {
+		s := f.seq(b)
+		rows := s.lq * f.g
+		f.tiles = max(f.tiles, ceilDiv(rows, attnRows))
+		if n := f.cut(s); n > 1 {
+			f.splits = max(f.splits, n)
+			f.splitRows = max(f.splitRows, rows)
+		}
 	}
+	f.parts = takeScratch[T](heads * f.splits * f.partSize())
+	n := (f.tiles + f.splits) * heads
+	switch f := any(f).(type) {
+	case *attnForward[float32]:
+		attnForward32.launch(n, *f)
+	case *attnForward[float64]:
+		attnForward64.launch(n, *f)
+	}
+	if f.splits > 0 {
+		switch f := any(f).(type) {
+		case *attnForward[float32]:
+			attnJoin32.launch(heads, *f)
+		case *attnForward[float64]:
+			attnJoin64.launch(heads, *f)
+		}
+	}
+	giveScratch(f.parts)
 }
 
 // clearRest writes the result of packed queries that belong to no sequence.
@@ -213,25 +237,42 @@ func (f *attnForward[T]) clearRest() {
 	}
 }
 
-// attnForwardTile computes attnRows rows of one key head of one sequence. A
-// row is a (query, head of the group) pair, so that one pass over the keys
-// serves the whole group. Tiles are counted from the start of the sequence,
-// and the late ones, which see most keys under a causal mask, go first.
-func attnForwardTile[T Float](f *attnForward[T], unit int) {
+// attnForwardUnit computes attnRows rows of one key head of one sequence
+// against all its keys, or all rows of a cut sequence against attnSplitKeys of
+// them. A row is a (query, head of the group) pair, so that one pass over the
+// keys serves the whole group. Tiles and splits are counted from the start of
+// the sequence, and the late tiles, which see most keys under a causal mask, go
+// first.
+func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 	heads := f.b * f.hkv
 	s := f.seq(unit % heads / f.hkv)
-	hk := unit % heads % f.hkv
-	r0 := (f.tiles - 1 - unit/heads) * attnRows
-	rows := min(attnRows, s.lq*f.g-r0)
-	if rows <= 0 {
+	w := attnState[T]{f: f, s: s, hk: unit % heads % f.hkv}
+	tile := f.tiles - 1 - unit/heads
+	split := -1 - tile
+	from, to := 0, s.lk
+	switch n := f.cut(s); {
+	case tile < 0 && (n == 1 || split >= n), tile >= 0 && n > 1:
+		return
+	case tile < 0:
+		from, to = split*attnSplitKeys, min((split+1)*attnSplitKeys, s.lk)
+	default:
+		w.r0 = tile * attnRows
+	}
+	w.rows = min(attnRows, s.lq*f.g-w.r0)
+	if w.rows <= 0 {
 		return
 	}
-	w := attnState[T]{f: f, s: s, hk: hk, r0: r0, rows: rows}
 	w.open()
-	first, _ := f.span(s, r0/f.g)
-	_, last := f.span(s, (r0+rows-1)/f.g)
-	for j0 := first / attnKeys * attnKeys; j0 < last; j0 += attnKeys {
+	first, _ := f.span(s, w.r0/f.g)
+	_, last := f.span(s, (w.r0+w.rows-1)/f.g)
+	first, last = max(from, first/attnKeys*attnKeys), min(to, last)
+	for j0 := first; j0 < last; j0 += attnKeys {
 		w.attend(j0, min(attnKeys, s.lk-j0))
 	}
-	w.finish()
+	if tile < 0 {
+		w.keep(f.part(unit%heads, split))
+	} else {
+		w.finish()
+	}
+	giveScratch(w.buf)
 }

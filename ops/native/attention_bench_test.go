@@ -67,3 +67,23 @@ func BenchmarkAttentionProducts(b *testing.B) {
 	}
 	b.ReportMetric(4*heads*l*l*d*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 }
+
+// One decode step over pages; each byte of the cache is read once.
+func BenchmarkPagedDecode(b *testing.B) {
+	for _, c := range []struct{ batch, keys, hq, hkv, d int }{
+		{1, 600, 9, 3, 64}, {1, 4096, 9, 3, 64}, {8, 4096, 32, 8, 128},
+	} {
+		queries, lengths := make([]int32, c.batch), make([]int32, c.batch)
+		for i := range queries {
+			queries[i], lengths[i] = 1, int32(c.keys)
+		}
+		p := newPagedCase("bench", optest.Attention{Hq: c.hq, Hkv: c.hkv, D: c.d, Dv: c.d, Causal: true}, 16, queries, lengths)
+		args := pagedArgsOf[float32](p)
+		b.Run(fmt.Sprintf("B%d_kv%d_H%d_%d_D%d", c.batch, c.keys, c.hq, c.hkv, c.d), func(b *testing.B) {
+			b.SetBytes(int64(c.batch * c.keys * c.hkv * c.d * 2 * 4))
+			for b.Loop() {
+				PagedAttention(args)
+			}
+		})
+	}
+}

@@ -32,13 +32,6 @@ func (kv *kvSource[T]) rows(x []T, d int, s attnSeq, hk, j0, n int, buf []T) ([]
 	return buf, d
 }
 
-// dotRows sets y[j] to scale times the dot product of x with row j of b.
-func dotRows[T Float](y, x, b []T, ldb int, scale T) {
-	for j := range y {
-		y[j] = scale * dot(x, b[j*ldb:])
-	}
-}
-
 // dot is the product of x with as many elements of y.
 func dot[T Float](x, y []T) T { return T(sumMul(x, y[:len(x)])) }
 

@@ -165,6 +165,10 @@ func attnCases() []attnCase {
 	c = attnCase{name: "sinks", Attention: at(2, 140, 140, 4, 2, 8, 8)}
 	c.Causal, c.Sinks, c.Window, c.Softcap = true, []float64{-1, 0, 2, 30}, 30, 20
 	cases = append(cases, c)
+	c = attnCase{name: "few queries, many keys", masked: "bqk", Attention: at(2, 3, 1100, 4, 2, 8, 8)}
+	cases = append(cases, c)
+	c.name, c.masked, c.KVLen, c.Causal = "few queries, many keys, lengths", "", []int32{2, 1030}, true
+	cases = append(cases, c)
 	c = attnCase{name: "1000", Attention: at(1, 1000, 1000, 1, 1, 4, 4)}
 	c.Causal = true
 	cases = append(cases, c)
@@ -204,9 +208,9 @@ func requireAttention(t *testing.T, c attnCase) (worst32, worst64 float64) {
 }
 
 // attnBound is the accepted rms error in unit roundoffs. Measured over all
-// cases: float32 9, float64 14, both where one element is tiny because its
-// terms cancel (a gradient through a softmax of few keys).
-const attnBound = 30
+// cases: float32 8.8, float64 13.6, both in the gradients of queries that see
+// one or two keys, where dout.v and delta cancel.
+const attnBound = 50
 
 func TestAttentionAgainstOracle(t *testing.T) {
 	var worst32, worst64 float64

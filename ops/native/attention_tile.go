@@ -12,7 +12,6 @@ const (
 	attnRows = 128 // rows of a forward tile
 	attnKeys = 128 // keys of a tile
 	attnStep = 32  // rows of a tile that is seen in part go in steps, each with the keys it sees
-	attnFew  = 4   // up to so many rows read the keys where they lie
 )
 
 // attnState is the running softmax of the rows of one forward tile.
@@ -71,19 +70,11 @@ func (w *attnState[T]) attend(j0, n int) {
 		step = attnStep
 	}
 	k, ldk := f.kv.keys(w.s, w.hk, j0, n, w.k)
-	if w.rows > attnFew {
-		packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
-	}
+	packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
 	for r := 0; r < w.rows; r += step {
 		end := min(r+step, w.rows)
 		lo, hi := w.keysOf(r, end, j0, n)
-		if w.rows > attnFew {
-			gemmSerial(false, false, end-r, hi-lo, f.d, f.scale, w.q[r*f.d:], f.d, w.kt[lo:], attnKeys, 0, w.p[r*attnKeys+lo:], attnKeys)
-		} else {
-			for r := r; r < end; r++ {
-				dotRows(w.p[r*attnKeys+lo:r*attnKeys+hi], w.q[r*f.d:(r+1)*f.d], k[lo*ldk:], ldk, f.scale)
-			}
-		}
+		gemmSerial(false, false, end-r, hi-lo, f.d, f.scale, w.q[r*f.d:], f.d, w.kt[lo:], attnKeys, 0, w.p[r*attnKeys+lo:], attnKeys)
 		for r := r; r < end; r++ {
 			w.softmaxRow(r, j0, lo, hi, view)
 		}
@@ -295,27 +286,30 @@ func (w *attnState[T]) finish() {
 	f := w.f
 	for r := range w.rows {
 		i, head := w.row(r)
-		at := ((w.s.q0+i)*f.hq + head) * f.dv
-		out := f.out[at : at+f.dv]
-		lse := T(math.Inf(-1))
-		if !w.seen[r] {
-			clear(out)
-		} else {
-			m, l, o := w.m[r], w.l[r], w.o[r*f.dv:(r+1)*f.dv]
-			if len(f.sinks) > 0 {
-				m, l = joinSink(m, l, f.sinks[head], o)
-			}
-			inv := 1 / l
-			for c, x := range o {
-				out[c] = x * inv
-			}
-			lse = m + T(math.Log(float64(l)))
-		}
-		if f.lse != nil {
-			f.lse[f.lseAt(w.s, head)+i] = lse
-		}
+		f.finishRow(w.s, head, i, w.m[r], w.l[r], w.o[r*f.dv:(r+1)*f.dv], w.seen[r])
 	}
-	giveScratch(w.buf)
+}
+
+// finishRow writes out and lse of a query from its running softmax.
+func (f *attnForward[T]) finishRow(s attnSeq, head, i int, m, l T, o []T, seen bool) {
+	at := ((s.q0+i)*f.hq + head) * f.dv
+	out := f.out[at : at+f.dv]
+	lse := T(math.Inf(-1))
+	if !seen {
+		clear(out)
+	} else {
+		if len(f.sinks) > 0 {
+			m, l = joinSink(m, l, f.sinks[head], o)
+		}
+		inv := 1 / l
+		for c, x := range o {
+			out[c] = x * inv
+		}
+		lse = m + T(math.Log(float64(l)))
+	}
+	if f.lse != nil {
+		f.lse[f.lseAt(s, head)+i] = lse
+	}
 }
 
 // joinSink adds exp(sink) to the sum l of exponentials above m. Where the sink

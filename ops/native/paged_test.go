@@ -115,6 +115,10 @@ func pagedCases() map[string]pagedCase {
 	a = heads(4, 2, 8, 8)
 	a.Window, a.Softcap, a.Sinks = 20, 3, []float64{0, 1, 2, -1}
 	add("window, softcap, sinks", a, 16, []int32{40, 1, 1}, []int32{100, 300, 3})
+	add("long caches", heads(4, 2, 8, 5), 16, []int32{1, 3, 1, 1, 1, 70}, []int32{1300, 513, 512, 5, 0, 700})
+	a = heads(4, 2, 8, 8)
+	a.Window, a.Sinks = 100, []float64{0, 1, 2, -1}
+	add("long caches, window, sinks", a, 1, []int32{1, 40, 1}, []int32{1300, 1025, 2})
 	add("more queries than keys", heads(2, 1, 8, 8), 4, []int32{5, 1}, []int32{2, 4})
 	return cases
 }
@@ -342,8 +346,23 @@ func TestIndptrAndLengthErrors(t *testing.T) {
 	require.EqualError(t, CheckSlots([]int32{-2}, 4), "token 0: slot -2 is outside the pool of 4 slots")
 }
 
+func TestPagedAttentionIsBitEqualForAnyWorkers(t *testing.T) {
+	defer SetWorkers(0)
+	c := pagedCases()["long caches"]
+	SetWorkers(1)
+	want := pagedArgsOf[float32](c)
+	PagedAttention(want)
+	for _, w := range []int{2, 7} {
+		SetWorkers(w)
+		got := pagedArgsOf[float32](c)
+		PagedAttention(got)
+		require.Equal(t, want.Out, got.Out)
+		require.Equal(t, want.LSE, got.LSE)
+	}
+}
+
 func TestPagedAttentionDoesNotAllocate(t *testing.T) {
-	c := newPagedCase(t.Name(), optest.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, Causal: true}, 16, []int32{1, 20}, []int32{300, 20})
+	c := newPagedCase(t.Name(), optest.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, Causal: true}, 16, []int32{1, 20}, []int32{1300, 20})
 	args := pagedArgsOf[float32](c)
 	require.Zero(t, testing.AllocsPerRun(20, func() {
 		if CheckPages(args.Table, 2, c.pages) == nil {
