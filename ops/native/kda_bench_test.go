@@ -15,7 +15,8 @@ type kdaBench struct {
 }
 
 func newKDABench(t, h, d, chunk int) *kdaBench {
-	k := kdaCall[float32](kdaCase{cu: []int32{0, int32(t)}, h: h, hv: h, dk: d, dv: d, chunk: chunk, decay: .1, beta: 1})
+	k := kdaCall[float32](kdaCase{cu: []int32{0, int32(t)}, h: h, hv: h, dk: d, dv: d, decay: .1, beta: 1})
+	k.Chunk = chunk
 	return &kdaBench{k: k, o: make([]float32, len(k.V)), st: make([]float32, len(k.S0)), d: normals[float32](rand.New(rand.NewPCG(1, 1)), len(k.V)),
 		states: make([]float32, KDACheckpoints(1, t, chunk)*h*d*d), g: kdaGradBuffers(k)}
 }

@@ -15,14 +15,13 @@ import (
 type kdaCase struct {
 	cu            []int32
 	h, hv, dk, dv int
-	chunk         int
 	decay         float64 // mean of -g
 	beta          float64 // largest write strength: 1, or 2 for negative eigenvalues
 	noState       bool
 }
 
 func (c kdaCase) String() string {
-	return fmt.Sprintf("cu%v_H%d_HV%d_K%d_V%d_C%d_g%g_b%g", c.cu, c.h, c.hv, c.dk, c.dv, c.chunk, c.decay, c.beta)
+	return fmt.Sprintf("cu%v_H%d_HV%d_K%d_V%d_g%g_b%g", c.cu, c.h, c.hv, c.dk, c.dv, c.decay, c.beta)
 }
 
 func kdaCases() []kdaCase {
@@ -31,14 +30,14 @@ func kdaCases() []kdaCase {
 		all = append(all, kdaCase{cu: []int32{0, t}, h: 1, hv: 1, dk: 16, dv: 8, decay: .3, beta: 1})
 	}
 	for _, k := range []int{16, 40, 96, 128} {
-		all = append(all, kdaCase{cu: []int32{0, 65}, h: 1, hv: 1, dk: k, dv: 5, chunk: 32, decay: .1, beta: 1})
+		all = append(all, kdaCase{cu: []int32{0, 65}, h: 1, hv: 1, dk: k, dv: 5, decay: .1, beta: 1})
 	}
 	for _, g := range []int{1, 2, 4} {
-		all = append(all, kdaCase{cu: []int32{0, 40}, h: 2, hv: 2 * g, dk: 16, dv: 35, chunk: 16, decay: .3, beta: 2})
+		all = append(all, kdaCase{cu: []int32{0, 40}, h: 2, hv: 2 * g, dk: 16, dv: 35, decay: .3, beta: 2})
 	}
 	return append(all,
 		kdaCase{cu: []int32{0, 0, 5, 5, 40, 41, 110, 110}, h: 2, hv: 4, dk: 7, dv: 9, decay: .2, beta: 1},
-		kdaCase{cu: []int32{0, 30, 70}, h: 1, hv: 1, dk: 4, dv: 3, chunk: 32, decay: 1, beta: 1, noState: true},
+		kdaCase{cu: []int32{0, 30, 70}, h: 1, hv: 1, dk: 4, dv: 3, decay: 1, beta: 1, noState: true},
 		kdaCase{cu: []int32{0, 70}, h: 1, hv: 1, dk: 16, dv: 16, decay: 12, beta: 1},
 		kdaCase{cu: []int32{0, 130}, h: 1, hv: 1, dk: 8, dv: 64, decay: .003, beta: 2},
 		kdaCase{cu: []int32{0, 0}, h: 2, hv: 2, dk: 4, dv: 4, decay: 1, beta: 1},
@@ -50,7 +49,7 @@ func kdaCases() []kdaCase {
 func kdaCall[T Float](c kdaCase) KDA[T] {
 	r := rand.New(rand.NewPCG(11, uint64(c.dk*1000+c.dv)))
 	n := int(c.cu[len(c.cu)-1])
-	k := KDA[T]{Cu: c.cu, Seqs: len(c.cu) - 1, Tokens: n, H: c.h, HV: c.hv, DK: c.dk, DV: c.dv, Chunk: c.chunk}
+	k := KDA[T]{Cu: c.cu, Seqs: len(c.cu) - 1, Tokens: n, H: c.h, HV: c.hv, DK: c.dk, DV: c.dv}
 	k.Q, k.K = normalised(normals[T](r, n*c.h*c.dk), c.dk), normalised(normals[T](r, n*c.h*c.dk), c.dk)
 	k.V = normals[T](r, n*c.hv*c.dv)
 	for range n * c.hv * c.dk {
@@ -91,8 +90,9 @@ func testKDAOracle[T Float](t *testing.T) {
 		want := oracle.Grad(wide(do), wide(dst))
 		for _, form := range kdaForms[T]() {
 			t.Run(form.name+"/"+c.String(), func(t *testing.T) {
+				k.Chunk = form.chunk
 				o, st := nans[T](len(k.V)), nans[T](len(wantS))
-				states := nans[T](KDACheckpoints(len(c.cu)-1, k.Tokens, c.chunk) * k.HV * k.DK * k.DV)
+				states := nans[T](KDACheckpoints(len(c.cu)-1, k.Tokens, form.chunk) * k.HV * k.DK * k.DV)
 				g := kdaGradBuffers(k)
 				eachWorkers(t, func() []T {
 					unmodified(t, func() {
@@ -117,14 +117,15 @@ func testKDAOracle[T Float](t *testing.T) {
 
 // The gradient without a final-state gradient, without dS0, from zeros.
 func TestKDAOptionalOperands(t *testing.T) {
-	k := kdaCall[float64](kdaCase{cu: []int32{0, 20, 50}, h: 1, hv: 2, dk: 8, dv: 6, chunk: 16, decay: .3, beta: 1, noState: true})
+	k := kdaCall[float64](kdaCase{cu: []int32{0, 20, 50}, h: 1, hv: 2, dk: 8, dv: 6, decay: .3, beta: 1, noState: true})
 	oracle := oracleOf(k)
 	wantO, _ := oracle.Forward()
 	do := normals[float64](rand.New(rand.NewPCG(13, 13)), len(k.V))
 	want := oracle.Grad(do, nil)
 	for _, form := range kdaForms[float64]() {
+		k.Chunk = form.chunk
 		o := nans[float64](len(k.V))
-		states := nans[float64](KDACheckpoints(2, 50, 16) * k.HV * k.DK * k.DV)
+		states := nans[float64](KDACheckpoints(2, 50, form.chunk) * k.HV * k.DK * k.DV)
 		form.forward(o, nil, states, k)
 		near(t, "o", o, wantO, 0)
 		g := kdaGradBuffers(k)
@@ -144,14 +145,15 @@ func TestKDAOptionalOperands(t *testing.T) {
 }
 
 func TestKDAGradByDifferences(t *testing.T) {
-	k := kdaCall[float64](kdaCase{cu: []int32{0, 21, 21, 39}, h: 1, hv: 2, dk: 6, dv: 5, chunk: 16, decay: .3, beta: 2})
+	k := kdaCall[float64](kdaCase{cu: []int32{0, 21, 21, 39}, h: 1, hv: 2, dk: 6, dv: 5, decay: .3, beta: 2})
 	for _, form := range kdaForms[float64]() {
+		k.Chunk = form.chunk
 		projected(t, form.name, func() [][]float64 {
 			o, st := nans[float64](len(k.V)), nans[float64](len(k.S0))
 			form.forward(o, st, nil, k)
 			return [][]float64{o, st}
 		}, func(u [][]float64) [][]float64 {
-			states := nans[float64](KDACheckpoints(3, 39, 16) * k.HV * k.DK * k.DV)
+			states := nans[float64](KDACheckpoints(3, 39, form.chunk) * k.HV * k.DK * k.DV)
 			form.forward(nans[float64](len(k.V)), nil, states, k)
 			g := kdaGradBuffers(k)
 			form.grad(g, u[0], u[1], states, k)
@@ -162,7 +164,7 @@ func TestKDAGradByDifferences(t *testing.T) {
 
 // V-first states are the transposes of K-first ones, bit for bit.
 func TestKDAStateLayout(t *testing.T) {
-	k := kdaCall[float32](kdaCase{cu: []int32{0, 21, 40}, h: 1, hv: 2, dk: 6, dv: 35, chunk: 16, decay: .3, beta: 1})
+	k := kdaCall[float32](kdaCase{cu: []int32{0, 21, 40}, h: 1, hv: 2, dk: 6, dv: 35, decay: .3, beta: 1})
 	r := rand.New(rand.NewPCG(14, 14))
 	do, dst := normals[float32](r, len(k.V)), normals[float32](r, len(k.S0))
 	turn := func(x []float32, rows, cols int) []float32 {
@@ -173,9 +175,10 @@ func TestKDAStateLayout(t *testing.T) {
 		return y
 	}
 	for _, form := range kdaForms[float32]() {
+		k.Chunk = form.chunk
 		run := func(k KDA[float32], dst []float32) (out, st, ds []float32) {
 			o, st := nans[float32](len(k.V)), nans[float32](len(k.S0))
-			states := nans[float32](KDACheckpoints(2, 40, 16) * k.HV * k.DK * k.DV)
+			states := nans[float32](KDACheckpoints(2, 40, form.chunk) * k.HV * k.DK * k.DV)
 			form.forward(o, st, states, k)
 			g := kdaGradBuffers(k)
 			form.grad(g, do, dst, states, k)
@@ -202,12 +205,13 @@ func (k KDA[T]) tokens(lo, hi int) KDA[T] {
 // A prompt in three pieces equals one pass, gradients included: the final
 // state of a piece is the initial state of the next, and dS0 flows back.
 func TestKDASplitInThree(t *testing.T) {
-	k := kdaCall[float64](kdaCase{cu: []int32{0, 129}, h: 1, hv: 2, dk: 8, dv: 6, chunk: 32, decay: .2, beta: 1})
+	k := kdaCall[float64](kdaCase{cu: []int32{0, 129}, h: 1, hv: 2, dk: 8, dv: 6, decay: .2, beta: 1})
 	r := rand.New(rand.NewPCG(15, 15))
 	do, dst := normals[float64](r, len(k.V)), normals[float64](r, len(k.S0))
 	for _, form := range kdaForms[float64]() {
+		k.Chunk = form.chunk
 		wantO, wantS := nans[float64](len(k.V)), nans[float64](len(k.S0))
-		all := nans[float64](KDACheckpoints(1, 129, 32) * k.HV * k.DK * k.DV)
+		all := nans[float64](KDACheckpoints(1, 129, form.chunk) * k.HV * k.DK * k.DV)
 		form.forward(wantO, wantS, all, k)
 		want := kdaGradBuffers(k)
 		form.grad(want, do, dst, all, k)
@@ -220,7 +224,7 @@ func TestKDASplitInThree(t *testing.T) {
 			p := k.tokens(cuts[i], cuts[i+1])
 			p.S0 = s
 			st := nans[float64](len(s))
-			cp := nans[float64](KDACheckpoints(1, p.Tokens, 32) * k.HV * k.DK * k.DV)
+			cp := nans[float64](KDACheckpoints(1, p.Tokens, form.chunk) * k.HV * k.DK * k.DV)
 			form.forward(o[cuts[i]*k.HV*k.DV:], st, cp, p)
 			pieces, states, s = append(pieces, p), append(states, cp), st
 		}
@@ -240,8 +244,9 @@ func TestKDASplitInThree(t *testing.T) {
 
 // Whatever follows a prefix, its outputs keep their bits.
 func TestKDAPrefixIsBitStable(t *testing.T) {
-	k := kdaCall[float32](kdaCase{cu: []int32{0, 129}, h: 1, hv: 2, dk: 16, dv: 40, chunk: 64, decay: 2, beta: 1})
+	k := kdaCall[float32](kdaCase{cu: []int32{0, 129}, h: 1, hv: 2, dk: 16, dv: 40, decay: 2, beta: 1})
 	for _, form := range kdaForms[float32]() {
+		k.Chunk = form.chunk
 		whole := nans[float32](len(k.V))
 		form.forward(whole, nil, nil, k)
 		for _, n := range []int{1, 7, 16, 40, 64, 65, 100, 128} {
@@ -274,10 +279,11 @@ func TestKDAPrefixIsBitStable(t *testing.T) {
 }
 
 func TestKDADoesNotAllocate(t *testing.T) {
-	k := kdaCall[float32](kdaCase{cu: []int32{0, 70}, h: 1, hv: 2, dk: 16, dv: 16, chunk: 32, decay: .2, beta: 1})
+	k := kdaCall[float32](kdaCase{cu: []int32{0, 70}, h: 1, hv: 2, dk: 16, dv: 16, decay: .2, beta: 1})
 	for _, form := range kdaForms[float32]() {
+		k.Chunk = form.chunk
 		o, st := nans[float32](len(k.V)), nans[float32](len(k.S0))
-		states := nans[float32](KDACheckpoints(1, 70, 32) * k.HV * k.DK * k.DV)
+		states := nans[float32](KDACheckpoints(1, 70, form.chunk) * k.HV * k.DK * k.DV)
 		g := kdaGradBuffers(k)
 		run := func() {
 			form.forward(o, st, states, k)
@@ -286,4 +292,21 @@ func TestKDADoesNotAllocate(t *testing.T) {
 		run()
 		require.LessOrEqual(t, testing.AllocsPerRun(50, run), 0.0, form.name)
 	}
+}
+
+// Every kernel set computes the same within rounding: a short case on each.
+func TestKDAOnEveryKernel(t *testing.T) {
+	k := kdaCall[float32](kdaCase{cu: []int32{0, 70}, h: 1, hv: 2, dk: 20, dv: 13, decay: .5, beta: 1})
+	wantO, wantS := oracleOf(k).Forward()
+	do := normals[float32](rand.New(rand.NewPCG(16, 16)), len(k.V))
+	want := oracleOf(k).Grad(wide(do), nil)
+	eachKernel(t, func(t *testing.T) {
+		for _, form := range kdaForms[float32]() {
+			o, st, g := runForm(form, k, do, nil)
+			near(t, "o", o, wantO, 16)
+			near(t, "st", st, wantS, 16)
+			near(t, "dk", g.K, want.K, 40)
+			near(t, "dg", g.G, want.G, 40)
+		}
+	})
 }

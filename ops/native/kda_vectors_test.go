@@ -212,6 +212,7 @@ func kdaForms[T Float]() []kdaForm[T] {
 	return []kdaForm[T]{
 		{"recurrent", KDARecurrent[T], KDARecurrentGrad[T], 16},
 		{"chunked", KDAChunked[T], KDAChunkedGrad[T], 64},
+		{"chunked by 32", KDAChunked[T], KDAChunkedGrad[T], 32},
 		{"chunked by 16", KDAChunked[T], KDAChunkedGrad[T], 16},
 	}
 }
