@@ -8,8 +8,7 @@ import (
 )
 
 type addArgs struct {
-	sum  *atomic.Int64
-	deep int
+	sum *atomic.Int64
 }
 
 var addKernel = newKernel(func(a *addArgs, i int) { a.sum.Add(int64(i)) })

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+)
+
+// main runs the op in a plan and prints what it does.
+func main() {
+	if err := show(); err != nil {
+		fmt.Fprintln(os.Stderr, "customop:", err)
+		os.Exit(1)
+	}
+}
+
+func show() error {
+	b := graph.New()
+	y := SoftCap(b.Input("x", dtype.Float32, 5), 5)
+	plan, err := b.Plan(y)
+	if err != nil {
+		return err
+	}
+	run, err := plan.Native()
+	if err != nil {
+		return err
+	}
+	x := []float32{-100, -1, 0, 1, 100}
+	if err := run.Do(context.Background(), graph.Feeds{"x": x}); err != nil {
+		return err
+	}
+	v, err := run.Value(y)
+	if err != nil {
+		return err
+	}
+	fmt.Print(plan, "x ", x, "\ny ", graph.Data[float32](v), "\n")
+	return nil
+}
