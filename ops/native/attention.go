@@ -206,19 +206,9 @@ func (f *attnForward[T]) run() {
 	}
 	f.parts = takeScratch[T](heads * f.splits * f.partSize())
 	n := (f.tiles + f.splits) * heads
-	switch f := any(f).(type) {
-	case *attnForward[float32]:
-		attnForward32.launch(n, *f)
-	case *attnForward[float64]:
-		attnForward64.launch(n, *f)
-	}
+	pick[attnForward[T]](attnForward32, attnForward64).launch(n, *f)
 	if f.splits > 0 {
-		switch f := any(f).(type) {
-		case *attnForward[float32]:
-			attnJoin32.launch(heads, *f)
-		case *attnForward[float64]:
-			attnJoin64.launch(heads, *f)
-		}
+		pick[attnForward[T]](attnJoin32, attnJoin64).launch(heads, *f)
 	}
 	giveScratch(f.parts)
 }

@@ -79,18 +79,18 @@ func (g *attnBackward[T]) run() {
 	}
 	g.tiles = ceilDiv(g.longest(), attnGradRows)
 	g.delta = takeScratch[T](len(g.lse))
-	attnLaunch(attnDelta32, attnDelta64, g.tiles*g.b*g.hq, g)
+	pick[attnBackward[T]](attnDelta32, attnDelta64).launch(g.tiles*g.b*g.hq, *g)
 
 	heads := g.b * g.hkv
 	g.parts = min(max(ceilDiv(attnGradUnits, heads), 1), attnGradParts, max(ceilDiv(g.longestKeys(), attnKeys), 1))
 	g.dqParts = takeScratch[T]((g.parts - 1) * len(g.gq))
-	attnLaunch(attnBackward32, attnBackward64, heads*g.parts, g)
+	pick[attnBackward[T]](attnBackward32, attnBackward64).launch(heads*g.parts, *g)
 	if g.parts > 1 {
-		attnLaunch(attnAddParts32, attnAddParts64, g.tiles*g.b, g)
+		pick[attnBackward[T]](attnAddParts32, attnAddParts64).launch(g.tiles*g.b, *g)
 	}
 	giveScratch(g.dqParts)
 	if len(g.sinks) > 0 {
-		attnLaunch(attnSinks32, attnSinks64, g.hq, g)
+		pick[attnBackward[T]](attnSinks32, attnSinks64).launch(g.hq, *g)
 	}
 	giveScratch(g.delta)
 }
@@ -104,16 +104,6 @@ func (g *attnBackward[T]) clearRest() {
 	clear(g.gq[q*g.hq*g.d : g.lq*g.hq*g.d])
 	clear(g.gk[k*g.d : g.lk*g.hkv*g.d])
 	clear(g.gv[k*g.dv : g.lk*g.hkv*g.dv])
-}
-
-// attnLaunch starts n units of the kernel of T.
-func attnLaunch[T Float](k32 *kernel[attnBackward[float32]], k64 *kernel[attnBackward[float64]], n int, g *attnBackward[T]) {
-	switch g := any(g).(type) {
-	case *attnBackward[float32]:
-		k32.launch(n, *g)
-	case *attnBackward[float64]:
-		k64.launch(n, *g)
-	}
 }
 
 // longestKeys returns the largest number of keys of a sequence.
@@ -326,7 +316,7 @@ func (w *attnGradState[T]) pair(head, i0, from, end, j0, n int, view attnView) {
 func softmaxGrad[T Float](p, ds []T, scale, softcap, lse, delta T) {
 	if softcap > 0 {
 		for j, x := range p {
-			t := T(math.Tanh(float64(x / softcap)))
+			t := tanhOf(x / softcap)
 			p[j] = softcap * t
 			ds[j] = (ds[j] - delta) * (1 - t*t) * scale
 		}

@@ -19,12 +19,7 @@ type AttentionState[T Float] struct{ Out, LSE []T }
 // Source: Ye et al., cascade inference (FlashInfer, arXiv:2501.01005).
 func MergeStates[T Float](to, a, c AttentionState[T], b, l, h, dv int) {
 	m := mergeArgs[T]{to: to, a: a, c: c, rows: b * l * h, l: l, h: h, dv: dv}
-	switch m := any(m).(type) {
-	case mergeArgs[float32]:
-		merge32.launch(ceilDiv(m.rows, mergeRows), m)
-	case mergeArgs[float64]:
-		merge64.launch(ceilDiv(m.rows, mergeRows), m)
-	}
+	pick[mergeArgs[T]](merge32, merge64).launch(ceilDiv(m.rows, mergeRows), m)
 }
 
 // MergeStatesGrad writes the gradients of the two states from that of the
@@ -32,12 +27,7 @@ func MergeStates[T Float](to, a, c AttentionState[T], b, l, h, dv int) {
 // dlse may be nil. A state that took no part gets zeros.
 func MergeStatesGrad[T Float](da, dc, to, a, c AttentionState[T], dout, dlse []T, b, l, h, dv int) {
 	m := mergeArgs[T]{to: to, a: a, c: c, da: da, dc: dc, dout: dout, dlse: dlse, rows: b * l * h, l: l, h: h, dv: dv}
-	switch m := any(m).(type) {
-	case mergeArgs[float32]:
-		mergeGrad32.launch(ceilDiv(m.rows, mergeRows), m)
-	case mergeArgs[float64]:
-		mergeGrad64.launch(ceilDiv(m.rows, mergeRows), m)
-	}
+	pick[mergeArgs[T]](mergeGrad32, mergeGrad64).launch(ceilDiv(m.rows, mergeRows), m)
 }
 
 const mergeRows = 64 // rows of a unit

@@ -22,6 +22,8 @@ type RotaryArgs[T Float] struct {
 	Pos      []int32   // [T], or nil: token t has position t % L
 	L        int
 
+	Slots []int32 // [T]: token t goes to row Slots[t] of y, a pool of pages; -1: nowhere. nil: to row t
+
 	T, H, D, Dr int
 	Pairing     RotaryPairing
 	Back        bool // turn the other way: the gradient, dx from dy
@@ -33,7 +35,9 @@ type RotaryArgs[T Float] struct {
 //
 // and with Back uses -sin, which gives the gradient of x from that of y. For
 // float64 the float32 table is widened. Positions outside the table are refused
-// by CheckPositions, which the caller has called.
+// by CheckPositions, which the caller has called. With Slots the rotated keys of
+// a step go straight into their pages: CheckSlots is what the slots must hold,
+// and no two tokens may have one.
 //
 // Source: Su et al., RoFormer (arXiv:2104.09864).
 func Rotary[T Float](a RotaryArgs[T]) {
@@ -43,13 +47,7 @@ func Rotary[T Float](a RotaryArgs[T]) {
 	if a.YStride == 0 {
 		a.YStride = a.H * a.D
 	}
-	n := ceilDiv(a.T, a.tokens())
-	switch a := any(a).(type) {
-	case RotaryArgs[float32]:
-		rotary32.launch(n, a)
-	case RotaryArgs[float64]:
-		rotary64.launch(n, a)
-	}
+	pick[RotaryArgs[T]](rotary32, rotary64).launch(ceilDiv(a.T, a.tokens()), a)
 }
 
 var (
@@ -64,6 +62,12 @@ func rotaryTokens[T Float](a *RotaryArgs[T], unit int) {
 	n := a.tokens()
 	half := a.Dr / 2
 	for t := unit * n; t < min((unit+1)*n, a.T); t++ {
+		to := t
+		if a.Slots != nil {
+			if to = int(a.Slots[t]); to < 0 {
+				continue
+			}
+		}
 		p := t
 		if a.Pos != nil {
 			p = int(a.Pos[t])
@@ -73,7 +77,7 @@ func rotaryTokens[T Float](a *RotaryArgs[T], unit int) {
 		cos, sin := a.Cos[p*half:(p+1)*half], a.Sin[p*half:(p+1)*half]
 		for h := range a.H {
 			x := a.X[t*a.XStride+h*a.D:][:a.D]
-			y := a.Y[t*a.YStride+h*a.D:][:a.D]
+			y := a.Y[to*a.YStride+h*a.D:][:a.D]
 			if a.Pairing == RotaryHalf {
 				turnHalf(y[:a.Dr], x[:a.Dr], cos, sin, a.Back)
 			} else {

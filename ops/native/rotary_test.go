@@ -127,6 +127,24 @@ func TestRotaryStrides(t *testing.T) {
 	}
 }
 
+// Keys rotated straight into their pages are those rotated, then appended.
+func TestRotaryIntoPages(t *testing.T) {
+	const tokens, h, d, slots = 6, 2, 4, 9
+	cos, sin, err := RotaryTable(RotaryConfig{Dim: d, Base: 1e4, Positions: 40})
+	require.NoError(t, err)
+	pos, to := []int32{3, 0, 39, 7, 0, 1}, []int32{8, -1, 0, 3, -1, 5}
+	x := optest.Cast[float32](optest.Normals("x", tokens*h*d, 1))
+	args := RotaryArgs[float32]{Y: make([]float32, len(x)), X: x, Cos: cos, Sin: sin, Pos: pos, T: tokens, H: h, D: d, Dr: d}
+	Rotary(args)
+	want := optest.Guard[float32](slots * h * d)
+	AppendPages(want.Data, args.Y, to, h*d)
+	got := optest.Guard[float32](slots * h * d)
+	args.Y, args.Slots = got.Data, to
+	Rotary(args)
+	optest.RequireEqual(t, "pool", got.Data, want.Data)
+	optest.CheckGuards(t, "pool", got)
+}
+
 func TestCheckPositions(t *testing.T) {
 	require.NoError(t, CheckPositions([]int32{0, 3}, 4))
 	require.EqualError(t, CheckPositions([]int32{0, 4}, 4), "rotary: token 1 has position 4, the table holds positions 0 to 3")
