@@ -46,7 +46,7 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	case "Lowercase":
 		return rewrite(lowercase), nil
 	case "StripAccents":
-		return rewrite(stripAccents), nil
+		return stripAccents{}, nil
 	case "ByteLevel":
 		return rewrite(toAlphabet), nil
 	case "Prepend":
@@ -325,7 +325,7 @@ func parseDecoder(raw json.RawMessage) ([]decoder, error) {
 // replaceDecoder leaves a token alone where its expression cannot be run.
 func replaceDecoder(r replace) rewriting {
 	return func(text string) string {
-		s, err := r.apply(text)
+		s, _, err := r.apply(text)
 		if err != nil {
 			return text
 		}

@@ -214,6 +214,11 @@ func spacedMerges(raw json.RawMessage) ([][2]string, error) {
 	if err := json.Unmarshal(raw, &lines); err != nil {
 		return nil, err
 	}
+	return cutMerges(lines)
+}
+
+// cutMerges reads merges of the form "a b".
+func cutMerges(lines []string) ([][2]string, error) {
 	merges := make([][2]string, 0, len(lines))
 	for i, line := range lines {
 		if strings.HasPrefix(line, "#version") {

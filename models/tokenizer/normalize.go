@@ -5,6 +5,7 @@ package tokenizer
 import (
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
 )
@@ -135,13 +136,18 @@ func lowercase(text string) string {
 }
 
 // stripAccents removes combining marks.
-func stripAccents(text string) string {
+type stripAccents struct{}
+
+func (stripAccents) normalize(text string, atStart bool) (string, bool, error) {
+	if first, _ := utf8.DecodeRuneInString(text); unicode.Is(unicode.M, first) {
+		atStart = false
+	}
 	return strings.Map(func(r rune) rune {
 		if unicode.Is(unicode.M, r) {
 			return -1
 		}
 		return r
-	}, text)
+	}, text), atStart, nil
 }
 
 func prepend(prefix string) rewrite {
@@ -159,25 +165,37 @@ type replace struct {
 	content string
 }
 
+// normalize also tells whether the result starts where the text did: not if
+// leading text was removed, or several characters became others.
 func (n replace) normalize(text string, atStart bool) (string, bool, error) {
-	s, err := n.apply(text)
+	s, lead, err := n.apply(text)
+	if lead != "" {
+		atStart = atStart && n.content != "" && utf8.RuneCountInString(lead) == 1
+	}
 	return s, atStart, err
 }
 
-func (n replace) apply(text string) (string, error) {
+// apply returns the new text and the match at its start, if there is one.
+func (n replace) apply(text string) (replaced, lead string, err error) {
 	if l, ok := n.pattern.(literal); ok {
-		return strings.ReplaceAll(text, string(l), n.content), nil
+		if strings.HasPrefix(text, string(l)) {
+			lead = string(l)
+		}
+		return strings.ReplaceAll(text, string(l), n.content), lead, nil
 	}
 	var out strings.Builder
 	end := 0
-	err := n.pattern.matches(text, func(from, to int) error {
+	err = n.pattern.matches(text, func(from, to int) error {
+		if from == 0 {
+			lead = text[:to]
+		}
 		out.WriteString(text[end:from])
 		out.WriteString(n.content)
 		end = to
 		return nil
 	})
 	out.WriteString(text[end:])
-	return out.String(), err
+	return out.String(), lead, err
 }
 
 // strip removes white space at the ends.

@@ -135,14 +135,11 @@ func (e *spEncoder) encode(dst []int32, text string, o EncodeOptions) ([]int32, 
 	if e.unigram {
 		return e.model.appendWord(dst, text, s)
 	}
-	start := len(dst)
 	err := e.user.walk(text, false, func(from, to int) (err error) {
 		dst, err = e.model.appendWord(dst, text[from:to], s)
 		return err
 	}, func(id int32) { dst = append(dst, id) })
-	return append(dst[:start], slices.CompactFunc(dst[start:], func(a, b int32) bool {
-		return a == e.unknown && b == e.unknown
-	})...), err
+	return dst, err
 }
 
 // normalize maps characters, trims and escapes spaces, and adds the dummy
@@ -270,7 +267,10 @@ func (b *scoredBPE) symbol(text string) (int32, bool) {
 	return int32(len(b.pieces)) + r, n > 0 && n == len(text)
 }
 
+// appendWord cuts where no piece can span, and leaves one unknown id of each
+// run.
 func (b *scoredBPE) appendWord(dst []int32, word string, s *scratch) ([]int32, error) {
+	first := len(dst)
 	start, last := 0, rune(-1)
 	for i, c := range word {
 		if last >= 0 {
@@ -281,7 +281,13 @@ func (b *scoredBPE) appendWord(dst []int32, word string, s *scratch) ([]int32, e
 		}
 		last = c
 	}
-	return b.appendPart(dst, word[start:], s), nil
+	dst = b.appendPart(dst, word[start:], s)
+	if b.byteFallback {
+		return dst, nil
+	}
+	return append(dst[:first], slices.CompactFunc(dst[first:], func(x, y int32) bool {
+		return x == b.unknown && y == b.unknown
+	})...), nil
 }
 
 func (b *scoredBPE) appendPart(dst []int32, part string, s *scratch) []int32 {

@@ -1,0 +1,112 @@
+// Merging against its definition, cutting and caching against doing without,
+// and long words in linear memory and near-linear time.
+
+package tokenizer
+
+import (
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// mergeByDefinition joins, while it can, the pair of lowest rank, the leftmost
+// of equal ones.
+func mergeByDefinition(rules map[[2]int32][2]int32, symbols []int32) []int32 {
+	for {
+		best, at := int32(noRank), -1
+		for i := 1; i < len(symbols); i++ {
+			if r, ok := rules[[2]int32{symbols[i-1], symbols[i]}]; ok && r[0] < best {
+				best, at = r[0], i-1
+			}
+		}
+		if at < 0 {
+			return symbols
+		}
+		joined := rules[[2]int32{symbols[at], symbols[at+1]}][1]
+		symbols = slices.Concat(symbols[:at], []int32{joined}, symbols[at+2:])
+	}
+}
+
+func TestMergeFollowsItsDefinition(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 300 {
+		rules := map[[2]int32][2]int32{}
+		m := merger{newPairTable()}
+		size := int32(2 + r.IntN(3))
+		for rank := range int32(1 + r.IntN(40)) {
+			pair := [2]int32{r.Int32N(size), r.Int32N(size)}
+			if _, ok := rules[pair]; ok {
+				continue
+			}
+			shared := rank
+			if r.IntN(4) == 0 {
+				shared = rank / 2 // scores may tie
+			}
+			rules[pair] = [2]int32{shared, size}
+			m.rules.set(pair[0], pair[1], shared, size)
+			size++
+		}
+		symbols := make([]int32, r.IntN(90))
+		for i := range symbols {
+			symbols[i] = r.Int32N(min(size, 4))
+		}
+		want := mergeByDefinition(rules, symbols)
+		s := &scratch{}
+		require.Equal(t, want, m.mergeShort(slices.Clone(symbols), s))
+		require.Equal(t, want, m.mergeLong(slices.Clone(symbols), s))
+	}
+}
+
+// TestCutsAndCacheChangeNothing encodes with and without the cuts between
+// characters that no token joins, and with a warm cache.
+func TestCutsAndCacheChangeNothing(t *testing.T) {
+	text := sourceText(t, opticks, 100000, 160000)
+	for _, file := range benchFiles {
+		tok, err := Open(filepath.Join("testdata", file))
+		require.NoError(t, err)
+		want := encode(t, tok, text, false)
+		require.Equal(t, want, encode(t, tok, text, false), "second time")
+		switch e := tok.enc.(type) {
+		case *pipeline:
+			e.model.(*bpe).adjacent = nil
+		case *spEncoder:
+			all := newPairTable()
+			last := ' '
+			for _, c := range strings.ReplaceAll(text, " ", spaceMark) {
+				all.set(last, c, 0, 0)
+				last = c
+			}
+			e.model.(*scoredBPE).adjacent = all
+		}
+		require.Equal(t, want, encode(t, tok, text, false), file)
+	}
+}
+
+// TestLongLines holds that one line without a place to cut costs no more than
+// near-linear time: 16 times the text may take 16 times 3 as long.
+func TestLongLines(t *testing.T) {
+	for _, file := range benchFiles {
+		tok, err := Open(filepath.Join("testdata", file))
+		require.NoError(t, err)
+		for _, unit := range []string{"a", "ab", "the", "\u00e9", " "} {
+			spent := func(n int) time.Duration {
+				text := strings.Repeat(unit, n/len(unit))
+				best := time.Hour
+				for range 3 {
+					start := time.Now()
+					ids := encode(t, tok, text, false)
+					best = min(best, time.Since(start))
+					require.NotEmpty(t, ids)
+				}
+				return best
+			}
+			short, long := spent(1<<13), spent(1<<17)
+			require.Less(t, long, 48*max(short, 100*time.Microsecond), "%s: %q", file, unit)
+		}
+	}
+}
