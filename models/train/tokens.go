@@ -279,6 +279,14 @@ func (p *part) decode(dst []int32, raw []byte, at int64) error {
 	return nil
 }
 
+// name is what errors call the tokens.
+func (t *Tokens) name() string {
+	if n := len(t.parts); n > 1 {
+		return fmt.Sprintf("%s and %d more", t.parts[0].path, n-1)
+	}
+	return t.parts[0].path
+}
+
 // locate says where a token stands, for an error.
 func (t *Tokens) locate(at int64) string {
 	for _, p := range slices.Backward(t.parts) {

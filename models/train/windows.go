@@ -81,12 +81,12 @@ func NewWindows(tokens *Tokens, vocab int, o WindowOptions) (*Windows, error) {
 	n := tokens.Len()
 	w := &Windows{tokens: tokens, o: o, vocab: vocab, train: int64(float64(n) * (1 - o.Validation)), row: make([]int32, o.Context+1)}
 	if w.train <= int64(o.Context) {
-		return nil, fmt.Errorf("train: the data is too short: a context of %d needs at least %d training tokens, there are %d (of %d, %g held out)", o.Context, o.Context+1, w.train, n, o.Validation)
+		return nil, fmt.Errorf("%s: is too short: a context of %d needs at least %d training tokens, there are %d (of %d, %g held out)", tokens.name(), o.Context, o.Context+1, w.train, n, o.Validation)
 	}
 	if rest := n - w.train; o.Validation > 0 {
 		w.held = int(max(0, rest-1) / int64(o.Context))
 		if w.held == 0 {
-			return nil, fmt.Errorf("train: the held-out data is too short: a context of %d needs at least %d tokens, there are %d (%g of %d)", o.Context, o.Context+1, rest, o.Validation, n)
+			return nil, fmt.Errorf("%s: the held-out part is too short: a context of %d needs at least %d tokens, there are %d (%g of %d)", tokens.name(), o.Context, o.Context+1, rest, o.Validation, n)
 		}
 	}
 	return w, w.scan()

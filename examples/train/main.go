@@ -1,0 +1,212 @@
+// Command train trains a language model on a text.
+//
+//	go run ./examples/train -text book.txt -out runs/book
+//	go run ./examples/train -text book.txt -out runs/book -resume
+//
+// The model reads bytes, so that any text will do; it is written as a Hugging
+// Face folder of type llama. -h lists the flags.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/tokenizer"
+	"github.com/seafan/seafan/models/train"
+	"github.com/seafan/seafan/ops/native"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, func() {
+		stop() // a second signal ends the process
+		fmt.Fprintln(os.Stderr, "\ntrain: stopping after this step; again to end at once")
+	})
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	var interrupted *train.Interrupted
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+	case errors.As(err, &interrupted):
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(130)
+	default:
+		fmt.Fprintln(os.Stderr, "train:", strings.TrimPrefix(err.Error(), "train: "))
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) error {
+	s, c, err := parse(args, errOut)
+	if err != nil {
+		return err
+	}
+	native.SetWorkers(s.Workers)
+	if err := refuseOther(s, c); err != nil {
+		return err
+	}
+	model, encoder, err := s.model()
+	if err != nil {
+		return err
+	}
+	tokens, err := train.Open(train.OpenOptions{Encoder: encoder, Cache: s.Out}, s.Text)
+	if err != nil {
+		return fmt.Errorf("-text: %w", err)
+	}
+	defer tokens.Close()
+	data, err := train.NewWindows(tokens, model.Config.Vocab, train.WindowOptions{
+		Context: s.Train.Context, Seed: s.Train.Seed, Order: s.Order, Validation: s.Validation,
+	})
+	if err != nil {
+		if f := flagged(err); f != err {
+			return f
+		}
+		return fmt.Errorf("-text: %w", err)
+	}
+	t, err := train.New(model, data, s.Train, report(c, s, out, errOut)...)
+	if err != nil {
+		return err
+	}
+	if c.resume {
+		switch err := t.Resume(); {
+		case errors.Is(err, train.ErrNoCheckpoint):
+			fmt.Fprintf(errOut, "train: %s has no checkpoint yet: starting\n", s.Out)
+		case err != nil:
+			return err
+		}
+	}
+	if err := s.keep(); err != nil {
+		return fmt.Errorf("-out: must be a folder that can be written to: %w", err)
+	}
+	sum, err := t.Run(ctx)
+	return finish(c, s, sum, err, out)
+}
+
+// refuseOther keeps a run from writing over another, or where it cannot.
+func refuseOther(s settings, c command) error {
+	if info, err := os.Stat(s.Out); err == nil && !info.IsDir() {
+		return fmt.Errorf("-out: must be a folder, %s is a file", s.Out)
+	}
+	if c.resume {
+		return nil
+	}
+	dir, err := train.Latest(s.Out)
+	switch {
+	case err == nil:
+		return fmt.Errorf("-out: %s holds a run, with checkpoint %s: add -resume to go on, or choose another folder", s.Out, filepath.Base(dir))
+	case errors.Is(err, train.ErrNoCheckpoint), errors.Is(err, fs.ErrNotExist):
+		return nil
+	}
+	return fmt.Errorf("-out: %w", err)
+}
+
+// model makes the model, new or from a folder, and the encoder of its text;
+// none for bytes.
+func (s settings) model() (*folder, train.Encoder, error) {
+	if s.From == "" {
+		m, err := models.New(s.config())
+		if err != nil {
+			return nil, nil, err
+		}
+		return &folder{m, ""}, nil, m.Init(s.Train.Seed)
+	}
+	m, _, err := models.Load(s.From)
+	if err != nil {
+		return nil, nil, fmt.Errorf("-config: from: %w", err)
+	}
+	if s.Train.Context > m.Config.Context {
+		return nil, nil, fmt.Errorf("-context: must be at most %d, the context of %s, got %d", m.Config.Context, s.From, s.Train.Context)
+	}
+	if m.Config.Vocab == 256 { // of bytes
+		return &folder{m, s.From}, nil, nil
+	}
+	tok, err := tokenizer.Open(s.From)
+	if err != nil {
+		return nil, nil, fmt.Errorf("-config: from: %w", err)
+	}
+	return &folder{m, s.From}, tok, nil
+}
+
+// folder is a model whose checkpoints get the tokenizer of the model it came
+// from.
+type folder struct {
+	*models.Transformer
+	from string
+}
+
+func (f *folder) WriteFiles(dir string) error {
+	if err := f.Transformer.WriteFiles(dir); err != nil || f.from == "" {
+		return err
+	}
+	for _, name := range []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"} {
+		text, err := os.ReadFile(filepath.Join(f.from, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o666)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// report says where the progress of a run is shown: as JSON lines, as a bar on
+// a terminal, else in a log.
+func report(c command, s settings, out io.Writer, errOut *os.File) []train.Setting {
+	rs := []train.Setting{train.Dir(s.Out)}
+	level := slog.LevelInfo
+	if c.json {
+		enc := json.NewEncoder(out)
+		rs = append(rs, train.Each(func(m train.Metric) { _ = enc.Encode(m) })) // nobody reads: the files have it too
+		level = slog.LevelWarn
+	} else if term.IsTerminal(int(errOut.Fd())) {
+		rs = append(rs, train.Progress(errOut))
+		level = slog.LevelWarn
+	}
+	return append(rs, train.Log(slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))))
+}
+
+// finish tells the outcome.
+func finish(c command, s settings, sum train.Summary, err error, out io.Writer) error {
+	var interrupted *train.Interrupted
+	stopped := errors.As(err, &interrupted)
+	if err != nil && !stopped {
+		return err
+	}
+	if c.json {
+		if err := json.NewEncoder(out).Encode(sum); err != nil {
+			return err
+		}
+	}
+	switch {
+	case stopped:
+		return fmt.Errorf("%w; resume with\n  go run ./examples/train -out %s -resume", err, s.Out)
+	case c.json:
+		return nil
+	}
+	fmt.Fprintf(out, "%d steps, %d tokens, %.0f tokens/s, %s", sum.Steps, sum.Tokens, sum.TokensPerS, time.Duration(sum.Seconds*float64(time.Second)).Round(time.Second))
+	fmt.Fprintf(out, "\nloss %.4f", sum.Loss)
+	if sum.ValLoss != nil {
+		fmt.Fprintf(out, ", held out %.4f, best %.4f at step %d", *sum.ValLoss, *sum.BestLoss, sum.BestStep)
+	}
+	name := train.LastName
+	if sum.BestLoss != nil {
+		name = train.BestName
+	}
+	_, err = fmt.Fprintf(out, "\nmodel in %s\n", filepath.Join(s.Out, name))
+	return err
+}

@@ -1,0 +1,287 @@
+// Settings: defaults, the run that is resumed, the config file and the flags,
+// each over the one before.
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/train"
+)
+
+// settings are a run: the form of -config and of the run.json that every run
+// keeps in its folder.
+type settings struct {
+	Text       string        `json:"text"`
+	Out        string        `json:"out,omitempty"`
+	From       string        `json:"from,omitempty"` // model folder to start from, with its tokenizer
+	Model      shape         `json:"model"`
+	Train      train.Options `json:"train"`
+	Order      train.Order   `json:"order"`
+	Validation float64       `json:"validation"`
+	Workers    int           `json:"workers"`
+}
+
+// shape is the size of a new model.
+type shape struct {
+	Vocab   int  `json:"vocab"`
+	Layers  int  `json:"layers"`
+	Dim     int  `json:"dim"`
+	Heads   int  `json:"heads"`
+	KVHeads int  `json:"kv_heads"`
+	FFN     int  `json:"ffn"`
+	Tied    bool `json:"tied"`
+}
+
+func defaults() settings {
+	return settings{
+		Model:      shape{Vocab: 256, Layers: 4, Dim: 256, Heads: 4},
+		Train:      train.Defaults(),
+		Order:      train.Random,
+		Validation: 0.1,
+	}
+}
+
+// command is what the flags say beside the settings.
+type command struct {
+	config string
+	resume bool
+	json   bool
+}
+
+// define binds the flags to s and c; what stands in s is their default.
+func define(f *flag.FlagSet, s *settings, c *command) {
+	f.StringVar(&s.Text, "text", s.Text, "`PATH` of a text, of token ids (.u16 and .bin: uint16, .u32: uint32), or of a folder of them (required)")
+	f.StringVar(&s.Out, "out", s.Out, "folder `DIR` of the run: checkpoints, metrics.jsonl, loss.csv, loss.png (required)")
+	f.StringVar(&c.config, "config", "", "JSON `FILE` with settings; flags go over it (run.json in -out is an example)")
+	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -out, with the settings of that run; starts anew where there is none")
+	f.BoolVar(&c.json, "json", false, "print a JSON line for each step, and a summary as the last line")
+	f.IntVar(&s.Workers, "workers", s.Workers, "goroutines that share the work, 0: one a core; never changes the result")
+
+	f.IntVar(&s.Model.Layers, "layers", s.Model.Layers, "layers of the model")
+	f.IntVar(&s.Model.Dim, "dim", s.Model.Dim, "width of the model")
+	f.IntVar(&s.Model.Heads, "heads", s.Model.Heads, "attention heads")
+	f.IntVar(&s.Model.KVHeads, "kv-heads", s.Model.KVHeads, "heads of keys and values, 0: as many as -heads")
+	f.IntVar(&s.Model.FFN, "ffn", s.Model.FFN, "width of the gated unit, 0: 4 times -dim")
+
+	t := &s.Train
+	f.IntVar(&t.Steps, "steps", t.Steps, "steps of the whole run")
+	f.Uint64Var(&t.Seed, "seed", t.Seed, "seed of the weights, the order of the data and dropout")
+	f.IntVar(&t.Batch, "batch", t.Batch, "rows of a micro-batch")
+	f.IntVar(&t.Context, "context", t.Context, "tokens of a row")
+	f.IntVar(&t.Accumulate, "accumulate", t.Accumulate, "micro-batches of a step")
+	f.Float64Var(&t.Dropout, "dropout", t.Dropout, "probability of dropping an activation")
+	f.Float64Var(&t.LR, "lr", t.LR, "highest learning rate")
+	f.IntVar(&t.Warmup, "warmup", t.Warmup, "steps of linear warm-up before the cosine to a tenth of -lr")
+	f.IntVar(&t.EvalEvery, "eval-every", t.EvalEvery, "steps between evaluations on the last tenth of the text, 0: only at the end")
+	f.IntVar(&t.SaveEvery, "save-every", t.SaveEvery, "steps between checkpoints, 0: only at the end")
+	f.IntVar(&t.Keep, "keep", t.Keep, "newest checkpoints to keep, beside the best")
+	f.IntVar(&t.EarlyStop, "early-stop", t.EarlyStop, "stop after `N` evaluations without a new best, 0: never")
+}
+
+// fixed are the flags that a resumed run cannot change; the first are the sizes
+// of the model.
+var fixed = []string{
+	"layers", "dim", "heads", "kv-heads", "ffn",
+	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup",
+}
+
+const sizes = 5
+
+// usage opens the text of -h.
+const usage = `train trains a language model on a text.
+
+  go run ./examples/train -text book.txt -out runs/book
+  go run ./examples/train -text book.txt -out runs/book -resume
+
+The model is in DIR/last and DIR/best, folders that examples/generate and
+Hugging Face transformers open. Ctrl-C saves and says how to resume; a second
+one ends at once. A run that was killed resumes from its newest checkpoint with
+the result it would have had.
+
+`
+
+// parse reads the command line and the files it names.
+func parse(args []string, errOut io.Writer) (settings, command, error) {
+	s, c := defaults(), command{}
+	first := flags(errOut, &s, &c)
+	if err := first.Parse(args); err != nil {
+		return s, c, err
+	}
+	if first.NArg() > 0 {
+		return s, c, fmt.Errorf("unexpected argument %q: every value belongs to a flag (-h lists them)", first.Arg(0))
+	}
+	out, config := s.Out, c.config
+	s = defaults()
+	if config != "" && out == "" {
+		// -out may stand in the config alone, and -resume needs it.
+		var named settings
+		if err := readJSON(config, &named); err != nil {
+			return s, c, fmt.Errorf("-config: %w", err)
+		}
+		out = named.Out
+	}
+	resumed := false
+	if c.resume && out != "" {
+		err := readJSON(filepath.Join(out, runName), &s)
+		if resumed = err == nil; !resumed && !errors.Is(err, fs.ErrNotExist) {
+			return s, c, fmt.Errorf("-resume: %w", err)
+		}
+	}
+	// A second set of flags, with what stands in the run as its defaults.
+	f := flags(errOut, &s, &c)
+	if config != "" {
+		if err := readJSON(config, &s); err != nil {
+			return s, c, fmt.Errorf("-config: %w", err)
+		}
+	}
+	if err := f.Parse(args); err != nil {
+		return s, c, err
+	}
+	s.Out = filepath.Clean(s.Out)
+	if s.Out == "." && out == "" {
+		return s, c, errors.New("-out: a folder for the run is required")
+	}
+	var err error
+	if s.From != "" {
+		f.Visit(func(is *flag.Flag) {
+			if err == nil && slices.Contains(fixed[:sizes], is.Name) {
+				err = fmt.Errorf("-%s: cannot be given for the model of %s, which has its size", is.Name, s.From)
+			}
+		})
+	}
+	if err == nil {
+		err = s.complete()
+	}
+	if err == nil && resumed {
+		for _, name := range fixed {
+			if is := f.Lookup(name); is.Value.String() != is.DefValue {
+				return s, c, fmt.Errorf("-%s: must be %s as in the run so far, got %s (leave it out with -resume)", name, is.DefValue, is.Value)
+			}
+		}
+	}
+	return s, c, err
+}
+
+func flags(errOut io.Writer, s *settings, c *command) *flag.FlagSet {
+	f := flag.NewFlagSet("train", flag.ContinueOnError)
+	f.SetOutput(errOut)
+	f.Usage = func() {
+		fmt.Fprint(errOut, usage)
+		f.PrintDefaults()
+	}
+	define(f, s, c)
+	return f
+}
+
+// complete fills in what follows from other values, and checks the rest.
+func (s *settings) complete() error {
+	m := &s.Model
+	if m.KVHeads == 0 {
+		m.KVHeads = m.Heads
+	}
+	if m.FFN == 0 {
+		m.FFN = 4 * m.Dim
+	}
+	const most = 1 << 20
+	for _, x := range []struct {
+		flag string
+		v    int
+	}{{"layers", m.Layers}, {"dim", m.Dim}, {"heads", m.Heads}, {"kv-heads", m.KVHeads}, {"ffn", m.FFN}, {"config: model.vocab", m.Vocab}} {
+		if x.v < 1 || x.v > most {
+			return fmt.Errorf("-%s: must be 1 to %d, got %d", x.flag, most, x.v)
+		}
+	}
+	switch {
+	case s.Text == "":
+		return errors.New("-text: a text, a file of token ids, or a folder of them is required")
+	case m.Dim%m.Heads != 0:
+		return fmt.Errorf("-dim: must be a multiple of -heads %d, got %d", m.Heads, m.Dim)
+	case m.Dim/m.Heads%2 != 0:
+		return fmt.Errorf("-dim: must be an even number for each of the %d -heads, got %d", m.Heads, m.Dim/m.Heads)
+	case m.Heads%m.KVHeads != 0:
+		return fmt.Errorf("-kv-heads: must divide -heads %d, got %d", m.Heads, m.KVHeads)
+	case s.Workers < 0:
+		return fmt.Errorf("-workers: must be 0 or more, got %d", s.Workers)
+	}
+	return flagged(s.Train.Check())
+}
+
+// flagOf names the flags of options; the others stand in the config alone.
+var flagOf = map[string]string{
+	"steps": "steps", "batch": "batch", "context": "context", "accumulate": "accumulate", "dropout": "dropout",
+	"lr": "lr", "warmup": "warmup", "eval_every": "eval-every", "early_stop": "early-stop", "save_every": "save-every", "keep": "keep",
+}
+
+// flagged turns the name of an option into that of its flag.
+func flagged(err error) error {
+	var oe *train.OptionError
+	if !errors.As(err, &oe) {
+		return err
+	}
+	name, ok := flagOf[oe.Field]
+	if !ok {
+		name = "config: " + oe.Field
+	}
+	return fmt.Errorf("-%s: must be %s, got %s", name, oe.Need, oe.Got)
+}
+
+const runName = "run.json"
+
+// keep writes the settings into the folder of the run.
+func (s settings) keep() error {
+	if err := os.MkdirAll(s.Out, 0o777); err != nil {
+		return err
+	}
+	path := filepath.Join(s.Out, runName)
+	s.Out = "" // the folder may move
+	text, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(path + ".tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(text, '\n'))
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+func readJSON(path string, v any) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: must end after one object", path)
+	}
+	return nil
+}
+
+// config is the model of a new run.
+func (s settings) config() models.Config {
+	m := s.Model
+	return models.Config{
+		Type: "llama", Vocab: m.Vocab, Hidden: m.Dim, FFN: m.FFN, Layers: m.Layers,
+		Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.Dim / m.Heads,
+		Context: s.Train.Context, NormEps: 1e-5, RopeTheta: 1e4, Tied: m.Tied,
+	}
+}
