@@ -30,6 +30,10 @@ type Aliaser interface {
 type Def struct {
 	Name string
 
+	// Doc says in half a line what the op does, for the table of supported
+	// ops. Ops that only gradients use have none.
+	Doc string
+
 	// Grad builds the gradient of the inputs from the gradient of the result,
 	// one node an input, nil where it is not differentiable. For an op with
 	// several results use g.Out. Nil: not differentiable.

@@ -10,7 +10,7 @@ import (
 // is registered by package ops).
 
 func init() {
-	Register(Def{Name: "reshape", Grad: func(g *GradCall) []*Node {
+	Register(Def{Name: "reshape", Doc: "the same elements under another shape, a view", Grad: func(g *GradCall) []*Node {
 		return []*Node{Apply(Reshape{g.In[0].Shape()}, g.Out(0))}
 	}})
 	Register(Def{Name: "result", Grad: func(g *GradCall) []*Node {

@@ -9,6 +9,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:    "add",
+		Doc:     "elementwise sum",
 		InPlace: []int{0, 1},
 		Native:  floats(add[float32], add[float64]),
 		Grad:    func(g *graph.GradCall) []*graph.Node { return []*graph.Node{g.Out(0), g.Out(0)} },

@@ -11,6 +11,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "attention",
+		Doc:    "softmax attention: causal, grouped, masks, lengths, window, softcap, sinks; lse as a second result",
 		Native: floats(attention[float32], attention[float64]),
 		FLOPs:  func(op graph.Op, in, _ []graph.Type) int64 { return op.(AttentionOp).flops(in, 1) },
 		Grad: func(g *graph.GradCall) []*graph.Node {

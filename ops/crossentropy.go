@@ -12,6 +12,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "cross_entropy",
+		Doc:    "mean negative log-likelihood, ignored labels, z-loss",
 		Native: floats(crossEntropy[float32], crossEntropy[float64]),
 		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 5 * int64(in[0].Size()) },
 		Grad: func(g *graph.GradCall) []*graph.Node {

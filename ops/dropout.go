@@ -11,6 +11,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:    "dropout",
+		Doc:     "counter-based dropout, the same mask in the backward pass",
 		InPlace: []int{0},
 		Native:  floats(dropout[float32], dropout[float64]),
 		FLOPs:   func(_ graph.Op, in, _ []graph.Type) int64 { return 2 * int64(in[0].Size()) },

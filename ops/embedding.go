@@ -11,6 +11,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "embedding",
+		Doc:    "rows of a table by index",
 		Native: floats(embedding[float32], embedding[float64]),
 		Grad: func(g *graph.GradCall) []*graph.Node {
 			return []*graph.Node{nil, graph.Apply(embeddingGrad{g.In[1].Dim(0)}, g.Out(0), g.In[0])}

@@ -8,6 +8,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:    "geglu",
+		Doc:     "gelu(gate) * up, exact or tanh",
 		InPlace: []int{0, 1},
 		Native:  floats(geGLU[float32], geGLU[float64]),
 		FLOPs:   func(_ graph.Op, in, _ []graph.Type) int64 { return 10 * int64(in[0].Size()) },

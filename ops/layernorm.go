@@ -10,6 +10,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "layernorm",
+		Doc:    "rows to mean 0 and variance 1",
 		Native: floats(layerNorm[float32], layerNorm[float64]),
 		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 7 * int64(in[0].Size()) },
 		Grad: func(g *graph.GradCall) []*graph.Node {

@@ -17,6 +17,7 @@ func init() {
 	}
 	graph.Register(graph.Def{
 		Name:   "linear",
+		Doc:    "y = x w^T + b",
 		Native: floats(linear[float32], linear[float64]),
 		FLOPs:  flops(func(in []graph.Type) (graph.Type, graph.Type) { return in[0], in[1] }),
 		Grad: func(g *graph.GradCall) []*graph.Node {

@@ -11,11 +11,13 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "append_pages",
+		Doc:    "new keys or values into a pool of pages",
 		Native: floats(appendPages[float32], appendPages[float64]),
 		FLOPs:  func(graph.Op, []graph.Type, []graph.Type) int64 { return 0 },
 	})
 	graph.Register(graph.Def{
 		Name:   "paged_attention",
+		Doc:    "attention of packed requests on pages: prefill, chunks, decode",
 		Native: floats(pagedAttention[float32], pagedAttention[float64]),
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			// The lengths are known at the run only: this counts full pages.

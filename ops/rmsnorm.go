@@ -10,6 +10,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "rmsnorm",
+		Doc:    "rows to unit root mean square",
 		Native: floats(rmsNorm[float32], rmsNorm[float64]),
 		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 4 * int64(in[0].Size()) },
 		Grad: func(g *graph.GradCall) []*graph.Node {

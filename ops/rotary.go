@@ -12,6 +12,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:    "rotary",
+		Doc:     "rotary position embedding, both pairings, partial width",
 		InPlace: []int{0},
 		Native:  floats(rotary[float32], rotary[float64]),
 		FLOPs:   func(_ graph.Op, in, _ []graph.Type) int64 { return 3 * int64(in[0].Size()) },

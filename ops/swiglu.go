@@ -10,6 +10,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:    "swiglu",
+		Doc:     "silu(gate) * up",
 		InPlace: []int{0, 1},
 		Native:  floats(swiGLU[float32], swiGLU[float64]),
 		FLOPs:   func(_ graph.Op, in, _ []graph.Type) int64 { return 6 * int64(in[0].Size()) },

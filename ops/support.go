@@ -1,0 +1,50 @@
+package ops
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+)
+
+// Supported is what one op can do.
+type Supported struct {
+	Name     string
+	Doc      string
+	Native   bool // forward in Go (a view needs none)
+	Gradient bool
+	CUDA     bool // forward kernel
+}
+
+// cudaForward holds the names of the ops that have a kernel; package cuda's
+// table is held to it by a test there.
+var cudaForward = map[string]bool{}
+
+// Support lists every registered op that models use, sorted by name.
+func Support() []Supported {
+	var list []Supported
+	for _, name := range graph.Registered() {
+		d, _ := graph.Lookup(name)
+		if d.Doc == "" {
+			continue
+		}
+		list = append(list, Supported{Name: name, Doc: d.Doc, Native: d.Native != nil || name == "reshape", Gradient: d.Grad != nil, CUDA: cudaForward[name]})
+	}
+	return list
+}
+
+// SupportTable is Support as the README shows it.
+func SupportTable() string {
+	var sb strings.Builder
+	sb.WriteString("| op | what it computes | native | gradient | CUDA |\n|---|---|---|---|---|\n")
+	mark := func(on bool) string {
+		if on {
+			return "yes"
+		}
+		return "-"
+	}
+	for _, s := range Support() {
+		fmt.Fprintf(&sb, "| `%s` | %s | %s | %s | %s |\n", s.Name, s.Doc, mark(s.Native), mark(s.Gradient), mark(s.CUDA))
+	}
+	return sb.String()
+}
