@@ -335,3 +335,18 @@ func BenchmarkGemmSerial(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkTile is the peak: one full tile, its operands in L1.
+func BenchmarkTile(b *testing.B) {
+	nr, rows := tileCols[float32](), tileRows[float32](100)
+	x, w, y := make([]float32, rows*gemmAStride), make([]float32, nr*gemmKC), make([]float32, rows*nr)
+	g := gemmOperands[float32]{alpha: 1, c: y, ldc: nr}
+	t := g.firstPass()
+	t.k = gemmKC
+	b.Run(GemmKernel(), func(b *testing.B) {
+		for range b.N {
+			t.run(rows, nr, x, gemmAStride, 1, w, nr, 0, 0)
+		}
+		b.ReportMetric(2*float64(rows*nr*gemmKC)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+	})
+}
