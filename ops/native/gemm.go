@@ -16,6 +16,7 @@ const (
 	gemmNC = 256 // columns of a unit: its part of packed B stays in L2
 
 	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
+	gemmSets     = 512         // rows of A that far apart fall on too few cache sets to be read where they lie
 	gemmPackCols = 64          // columns of B that one unit packs
 	gemmSmall    = 1 << 17     // products below which one goroutine does it all
 )
@@ -147,15 +148,19 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	if g.k0 > 0 {
 		t.nextPass()
 	}
-	aPacked := takeScratch[T](gemmMC * gemmAStride)
-	var panel []T
+	var aPacked, panel []T
+	if g.transA || g.lda%gemmSets == 0 {
+		aPacked = takeScratch[T](gemmMC * gemmAStride)
+	}
 	if g.packed == nil {
 		panel = takeScratch[T](gemmKC * nr)
 	}
 	for p := g.k0; p < g.kEnd || p == g.k0; p += gemmKC {
 		kc := min(gemmKC, g.kEnd-p)
 		t.k = kc
-		g.packA(aPacked, i0, i1, p, kc)
+		if aPacked != nil {
+			g.packA(aPacked, i0, i1, p, kc)
+		}
 		for j := j0; j < j1; j += nr {
 			cols := min(nr, j1-j)
 			b := panel
@@ -166,9 +171,15 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 			}
 			for i := i0; i < i1; {
 				rows := tileRows[T](i1 - i)
-				a, rsa, csa := aPacked[(i-i0)*gemmAStride:], gemmAStride, 1
-				if g.transA {
+				var a []T
+				rsa, csa := gemmAStride, 1
+				switch {
+				case g.transA:
 					a, rsa, csa = aPacked[(i-i0)*kc:], 1, rows
+				case aPacked != nil:
+					a = aPacked[(i-i0)*gemmAStride:]
+				case kc > 0:
+					a, rsa = g.a[i*g.lda+p:], g.lda
 				}
 				t.run(rows, cols, a, rsa, csa, b, nr, i, j)
 				i += rows
@@ -179,7 +190,9 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	if panel != nil {
 		giveScratch(panel)
 	}
-	giveScratch(aPacked)
+	if aPacked != nil {
+		giveScratch(aPacked)
+	}
 }
 
 // packA copies rows i0..i1 of op(A), columns p..p+kc. A row-major A keeps its
@@ -319,14 +332,16 @@ func (t *tilePass[T]) run(rows, cols int, a []T, rsa, csa int, b []T, rsb, i, j 
 		s = t.s[i*t.lds+j:]
 	}
 	if unsafe.Sizeof(t.alpha) == 4 && gemmKernel != portableKernel {
-		args := tileArgs{
-			rows: rows, cols: cols, k: t.k,
-			a: unsafe.Pointer(unsafe.SliceData(a)), rsa: rsa * 4, csa: csa * 4,
-			b: unsafe.Pointer(unsafe.SliceData(b)), rsb: rsb * 4,
-			s: unsafe.Pointer(unsafe.SliceData(s)), lds: t.lds * 4,
-			c: unsafe.Pointer(unsafe.SliceData(c)), ldc: t.ldc * 4,
-			alpha: float32(t.alpha), beta: float32(t.beta),
-		}
+		// Field by field: a literal is copied in 16-byte pieces, and a load of
+		// two fresh 8-byte stores waits until the last tile has left the store
+		// queue.
+		var args tileArgs
+		args.rows, args.cols, args.k = rows, cols, t.k
+		args.a, args.rsa, args.csa = unsafe.Pointer(unsafe.SliceData(a)), rsa*4, csa*4
+		args.b, args.rsb = unsafe.Pointer(unsafe.SliceData(b)), rsb*4
+		args.s, args.lds = unsafe.Pointer(unsafe.SliceData(s)), t.lds*4
+		args.c, args.ldc = unsafe.Pointer(unsafe.SliceData(c)), t.ldc*4
+		args.alpha, args.beta = float32(t.alpha), float32(t.beta)
 		args.run()
 		return
 	}

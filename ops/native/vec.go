@@ -16,12 +16,11 @@ import (
 type lanes [16]float64
 
 func (l *lanes) sum() float64 {
-	for w := 8; w > 0; w /= 2 {
-		for i := range w {
-			l[i] += l[i+w]
-		}
-	}
-	return l[0]
+	a := (l[0] + l[8]) + (l[4] + l[12])
+	b := (l[1] + l[9]) + (l[5] + l[13])
+	c := (l[2] + l[10]) + (l[6] + l[14])
+	d := (l[3] + l[11]) + (l[7] + l[15])
+	return (a + c) + (b + d)
 }
 
 // inAssembly says whether T runs in assembly.
@@ -118,18 +117,12 @@ func expSubSum[T Float](y, x []T, m T) float64 {
 		}
 		if full < n {
 			var b [16]T
-			for i := range b {
-				b[i] = T(math.Inf(-1))
+			for i, v := range x[full:] {
+				b[i] = v - m
 			}
-			copy(b[:], x[full:])
-			if left := n - full; m-m == 0 {
-				vecExpSubSum(&l, f32p(b[:]), f32p(b[:]), float32(m), 16)
-				copy(y[full:], b[:left])
-			} else {
-				for i := full; i < n; i++ {
-					y[i] = expOf(x[i] - m)
-					l[i&15] += float64(y[i])
-				}
+			vecExp(f32p(b[:]), f32p(b[:]), 16)
+			for i := range copy(y[full:], b[:]) {
+				l[i] += float64(b[i])
 			}
 		}
 		return l.sum()
