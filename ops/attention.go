@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/seafan/seafan/graph"
@@ -27,7 +28,7 @@ func init() {
 			grads := make([]*graph.Node, len(g.In))
 			copy(grads, rs[:3])
 			if o.Sinks {
-				grads[len(grads)-1] = rs[3]
+				grads[o.sinks()] = rs[3]
 			}
 			return grads
 		},
@@ -52,6 +53,12 @@ func init() {
 // sequence of keys (int32 [B]), and a logit for each head [Hq] that joins the
 // sum of its softmax.
 //
+// Packed sequences, when Ragged: q [T,Hq,D], k [S,Hkv,D], v [S,Hkv,Dv] and, as
+// the last two inputs, qo_indptr and kv_indptr (int32 [B+1], prefix sums of
+// tokens); sequence b owns queries qo_indptr[b]:qo_indptr[b+1] and keys
+// kv_indptr[b]:kv_indptr[b+1], and sees no other. Results out [T,Hq,Dv] and lse
+// [Hq,T]. Every token must belong to a sequence.
+//
 // Causal is bottom-right: query i sees key j when j <= i + Lk - Lq. A query
 // that sees no key gives out 0 and lse -Inf and adds nothing to a gradient. A
 // key or value that is masked or beyond its length never enters a sum.
@@ -61,7 +68,7 @@ type AttentionOp struct {
 	Window  int     // keep the last Window keys up to the diagonal; 0: all
 	Softcap float64 // c > 0: cap(s) = c tanh(s/c)
 
-	Mask, KVLen, Sinks bool // which of the further inputs there are
+	Mask, KVLen, Sinks, Ragged bool // which of the further inputs there are
 }
 
 // AttentionOptions are the attributes and the optional inputs of Attention.
@@ -73,6 +80,8 @@ type AttentionOptions struct {
 	Mask    *graph.Node
 	KVLen   *graph.Node
 	Sinks   *graph.Node
+
+	QOIndptr, KVIndptr *graph.Node // packed sequences: both or neither
 }
 
 // Attention adds an AttentionOp and returns out.
@@ -84,9 +93,9 @@ func Attention(q, k, v *graph.Node, opts AttentionOptions) *graph.Node {
 // AttentionLSE is Attention with lse, for results that are merged later.
 func AttentionLSE(q, k, v *graph.Node, opts AttentionOptions) (out, lse *graph.Node) {
 	o := AttentionOp{Causal: opts.Causal, Scale: opts.Scale, Window: opts.Window, Softcap: opts.Softcap,
-		Mask: opts.Mask != nil, KVLen: opts.KVLen != nil, Sinks: opts.Sinks != nil}
+		Mask: opts.Mask != nil, KVLen: opts.KVLen != nil, Sinks: opts.Sinks != nil, Ragged: opts.QOIndptr != nil || opts.KVIndptr != nil}
 	in := []*graph.Node{q, k, v}
-	for _, n := range []*graph.Node{opts.Mask, opts.KVLen, opts.Sinks} {
+	for _, n := range []*graph.Node{opts.Mask, opts.KVLen, opts.Sinks, opts.QOIndptr, opts.KVIndptr} {
 		if n != nil {
 			in = append(in, n)
 		}
@@ -105,7 +114,7 @@ func (o AttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	for _, x := range []struct {
 		on   bool
 		name string
-	}{{o.Mask, "mask"}, {o.KVLen, "kv_len"}, {o.Sinks, "sinks"}} {
+	}{{o.Mask, "mask"}, {o.KVLen, "kv_len"}, {o.Sinks, "sinks"}, {o.Ragged, "qo_indptr"}, {o.Ragged, "kv_indptr"}} {
 		if x.on {
 			want = append(want, x.name)
 		}
@@ -121,17 +130,23 @@ func (o AttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		return nil, err
 	}
 	shapes := fmt.Sprintf("q %s, k %s, v %s", q.Dims(), k.Dims(), v.Dims())
-	if q.Rank() != 4 || k.Rank() != 4 || v.Rank() != 4 {
-		return nil, fmt.Errorf("q, k and v must be [B,L,H,D] (%s)", shapes)
+	rank, layout := 4, "[B,L,H,D]"
+	if o.Ragged {
+		rank, layout = 3, "[T,H,D]"
 	}
-	b, lq, hq, d := q.Shape[0], q.Shape[1], q.Shape[2], q.Shape[3]
-	lk, hkv, dv := k.Shape[1], k.Shape[2], v.Shape[3]
+	if q.Rank() != rank || k.Rank() != rank || v.Rank() != rank {
+		return nil, fmt.Errorf("q, k and v must be %s (%s)", layout, shapes)
+	}
+	b, lq, hq, d := q.Shape[0], q.Shape[rank-3], q.Shape[rank-2], q.Shape[rank-1]
+	lk, hkv, dv := k.Shape[rank-3], k.Shape[rank-2], v.Shape[rank-1]
 	switch {
-	case k.Shape[0] != b || v.Shape[0] != b:
+	case !o.Ragged && (k.Shape[0] != b || v.Shape[0] != b):
 		return nil, fmt.Errorf("q, k and v must have one batch size (%s)", shapes)
-	case v.Shape[1] != lk || v.Shape[2] != hkv:
+	case o.Ragged && (o.Mask || o.KVLen):
+		return nil, errors.New("packed sequences take neither mask nor kv_len")
+	case v.Shape[rank-3] != lk || v.Shape[rank-2] != hkv:
 		return nil, fmt.Errorf("k and v must have one length and one number of heads (%s)", shapes)
-	case k.Shape[3] != d:
+	case k.Shape[rank-1] != d:
 		return nil, fmt.Errorf("q and k must have one head dim (%s)", shapes)
 	case hq%hkv != 0:
 		return nil, fmt.Errorf("q has %d heads, not a multiple of k's %d (%s)", hq, hkv, shapes)
@@ -155,8 +170,17 @@ func (o AttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		}
 		rest = rest[1:]
 	}
-	if o.Sinks && !rest[0].Equal(graph.T(q.DType, hq)) {
-		return nil, fmt.Errorf("sinks must be %s[%d], one for each head of q, got %s", q.DType, hq, rest[0])
+	if o.Sinks {
+		if !rest[0].Equal(graph.T(q.DType, hq)) {
+			return nil, fmt.Errorf("sinks must be %s[%d], one for each head of q, got %s", q.DType, hq, rest[0])
+		}
+		rest = rest[1:]
+	}
+	if o.Ragged {
+		if rest[0].DType != dtype.Int32 || rest[0].Rank() != 1 || rest[0].Shape[0] < 2 || !rest[0].Equal(rest[1]) {
+			return nil, fmt.Errorf("qo_indptr and kv_indptr must be int32[B+1] with B of 1 or more, got %s and %s", rest[0], rest[1])
+		}
+		return []graph.Type{graph.T(q.DType, lq, hq, dv), graph.T(q.DType, hq, lq)}, nil
 	}
 	return []graph.Type{graph.T(q.DType, b, lq, hq, dv), graph.T(q.DType, b, hq, lq)}, nil
 }
@@ -193,20 +217,30 @@ func maskOf(m graph.Type, b, h, lq, lk int) (native.AttentionMask, error) {
 }
 
 func (o AttentionOp) flops(in []graph.Type, times float64) int64 {
+	// Of packed sequences the lengths are known at the run only: this counts
+	// them as equally long.
 	q, v := in[0], in[2]
-	pairs := float64(q.Shape[1]) * float64(v.Shape[1])
-	if o.Causal && q.Shape[1] == v.Shape[1] {
+	r := q.Rank()
+	sequences := float64(q.Shape[0])
+	lq, lk := float64(q.Shape[r-3]), float64(v.Shape[r-3])
+	if o.Ragged {
+		sequences = float64(in[o.inputs()-1].Shape[0] - 1)
+		lq, lk = lq/sequences, lk/sequences
+	}
+	pairs := lq * lk
+	if o.Causal && lq == lk {
 		pairs /= 2
 	}
-	return int64(times * 2 * pairs * float64(q.Shape[0]*q.Shape[2]) * float64(q.Shape[3]+v.Shape[3]))
+	return int64(times * 2 * pairs * sequences * float64(q.Shape[r-2]) * float64(last(q)+last(v)))
 }
 
 // attentionArgs fills what forward and backward share and checks the lengths.
 func attentionArgs[T native.Float](o AttentionOp, in []graph.Tensor) (native.AttentionArgs[T], error) {
 	q, k, v := in[0], in[1], in[2]
+	r := q.Rank()
 	a := native.AttentionArgs[T]{
 		Q: graph.Data[T](q), K: graph.Data[T](k), V: graph.Data[T](v),
-		B: q.Shape[0], Lq: q.Shape[1], Lk: k.Shape[1], Hq: q.Shape[2], Hkv: k.Shape[2], D: q.Shape[3], Dv: v.Shape[3],
+		B: q.Shape[0], Lq: q.Shape[r-3], Lk: k.Shape[r-3], Hq: q.Shape[r-2], Hkv: k.Shape[r-2], D: q.Shape[r-1], Dv: v.Shape[r-1],
 		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window,
 	}
 	rest := in[3:]
@@ -221,15 +255,24 @@ func attentionArgs[T native.Float](o AttentionOp, in []graph.Tensor) (native.Att
 	}
 	if o.KVLen {
 		a.KVLen = graph.Data[int32](rest[0])
-		for i, n := range a.KVLen {
-			if n < 0 || int(n) > a.Lk {
-				return a, fmt.Errorf("kv_len[%d] is %d, must be 0 to %d", i, n, a.Lk)
-			}
+		if err := native.CheckLengths(a.KVLen, a.B, a.Lk); err != nil {
+			return a, err
 		}
 		rest = rest[1:]
 	}
 	if o.Sinks {
 		a.Sinks = graph.Data[T](rest[0])
+		rest = rest[1:]
+	}
+	if o.Ragged {
+		a.QIndptr, a.KVIndptr = graph.Data[int32](rest[0]), graph.Data[int32](rest[1])
+		a.B = len(a.QIndptr) - 1
+		if err := native.CheckRagged(a.QIndptr, a.KVIndptr, a.Lq, a.Lk); err != nil {
+			return a, err
+		}
+		if q, kv := int(a.QIndptr[a.B]), int(a.KVIndptr[a.B]); q != a.Lq || kv != a.Lk {
+			return a, fmt.Errorf("qo_indptr and kv_indptr must end at %d and %d, the numbers of packed tokens, got %d and %d", a.Lq, a.Lk, q, kv)
+		}
 	}
 	return a, nil
 }
@@ -256,15 +299,23 @@ func (attentionGrad) Name() string { return "attention_grad" }
 func (o attentionGrad) Infer(in []graph.Type) ([]graph.Type, error) {
 	outs := append([]graph.Type(nil), in[:3]...)
 	if o.Sinks {
-		outs = append(outs, in[o.inputs()-1])
+		outs = append(outs, in[o.sinks()])
 	}
 	return outs, nil
+}
+
+// sinks is the place of the sinks among the inputs.
+func (o AttentionOp) sinks() int {
+	if o.Ragged {
+		return o.inputs() - 3
+	}
+	return o.inputs() - 1
 }
 
 // inputs is the number of inputs of the forward op.
 func (o AttentionOp) inputs() int {
 	n := 3
-	for _, on := range []bool{o.Mask, o.KVLen, o.Sinks} {
+	for _, on := range []bool{o.Mask, o.KVLen, o.Sinks, o.Ragged, o.Ragged} {
 		if on {
 			n++
 		}

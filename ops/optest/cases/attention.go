@@ -8,7 +8,7 @@ import (
 	"github.com/seafan/seafan/ops/optest"
 )
 
-func init() { tables = append(tables, rotaryCases, attentionCases) }
+func init() { tables = append(tables, rotaryCases, attentionCases, raggedCases) }
 
 func rotaryCases() []Case {
 	var cs []Case
@@ -133,6 +133,58 @@ func attentionCases() []Case {
 	refused("mask", "attention: mask must be bool [1,2], [1,2 or 1,2] or [1,4 or 1,2 or 1,2], got bool[1,3]",
 		func(in []*graph.Node) ops.AttentionOptions { return ops.AttentionOptions{Mask: in[3]} },
 		Normal("q", 1, 2, 4, 8), Normal("k", 1, 2, 4, 8), Normal("v", 1, 2, 4, 8), Input{Name: "mask", Shape: []int{1, 3}, Keep: make([]bool, 3)})
+	return cs
+}
+
+func raggedCases() []Case {
+	var cs []Case
+	for name, c := range map[string]struct{ q, k []int32 }{
+		"equal lengths":     {[]int32{0, 5, 10}, []int32{0, 5, 10}},
+		"an empty sequence": {[]int32{0, 0, 1, 1, 66}, []int32{0, 0, 3, 8, 73}},
+		"no keys":           {[]int32{0, 3, 20}, []int32{0, 0, 17}},
+	} {
+		for _, sinks := range []bool{false, true} {
+			b := len(c.q) - 1
+			a := optest.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 8, Causal: true}
+			ints := func(name string, v []int32) Input { return Input{Name: name, Shape: []int{len(v)}, I: v} }
+			in := []Input{Normal("q", int(c.q[b]), 4, 16), Normal("k", int(c.k[b]), 2, 16), Normal("v", int(c.k[b]), 2, 8)}
+			if sinks {
+				in = append(in, Normal("sinks", 4))
+			}
+			in = append(in, ints("qo_indptr", c.q), ints("kv_indptr", c.k))
+			at := func(in []Input) optest.Ragged {
+				o := optest.Ragged{Attention: a, QO: c.q, KV: c.k}
+				if sinks {
+					o.Sinks = in[3].F
+				}
+				return o
+			}
+			cs = append(cs, Case{Op: "attention", Name: fmt.Sprint("packed, ", name, ", sinks ", sinks), In: in,
+				Build: func(in []*graph.Node) []*graph.Node {
+					o := ops.AttentionOptions{Causal: true, QOIndptr: in[len(in)-2], KVIndptr: in[len(in)-1]}
+					if sinks {
+						o.Sinks = in[3]
+					}
+					out, lse := ops.AttentionLSE(in[0], in[1], in[2], o)
+					return []*graph.Node{out, lse}
+				},
+				Oracle: func(in []Input) [][]float64 {
+					out, lse := at(in).Forward(in[0].F, in[1].F, in[2].F)
+					return [][]float64{out, lse}
+				},
+				Grad: func(in []Input, d [][]float64) [][]float64 {
+					dq, dk, dv, ds := at(in).Backward(in[0].F, in[1].F, in[2].F, d[0], d[1])
+					grads := make([][]float64, len(in))
+					copy(grads, [][]float64{dq, dk, dv})
+					if sinks {
+						grads[3] = ds
+					}
+					return grads
+				},
+				C: 8, CGrad: 16,
+			})
+		}
+	}
 	return cs
 }
 
