@@ -1,0 +1,161 @@
+//go:build amd64 && !purego
+
+#include "textflag.h"
+
+// The 8-bit floats in AVX-512, 16 elements a turn; the last turn is masked by
+// K1. Formulas and constants are those of fp8.go.
+
+DATA fp8Abs<>+0(SB)/4, $0x7FFFFFFF
+GLOBL fp8Abs<>(SB), RODATA|NOPTR, $4
+DATA fp8Exp<>+0(SB)/4, $0x7F800000
+GLOBL fp8Exp<>(SB), RODATA|NOPTR, $4
+DATA fp8Sign<>+0(SB)/4, $0x80
+GLOBL fp8Sign<>(SB), RODATA|NOPTR, $4
+DATA fp8Half<>+0(SB)/4, $0xBFFFBFFF
+GLOBL fp8Half<>(SB), RODATA|NOPTR, $4
+DATA fp8Widen<>+0(SB)/4, $0x43800000 // 256
+GLOBL fp8Widen<>(SB), RODATA|NOPTR, $4
+DATA fp8NaN<>+0(SB)/4, $0x7FC00000
+GLOBL fp8NaN<>(SB), RODATA|NOPTR, $4
+DATA fp8Beyond<>+0(SB)/4, $0x43F00000 // 480, where E4M3's NaN lands
+GLOBL fp8Beyond<>(SB), RODATA|NOPTR, $4
+
+// MASK sets K1 to the elements of this turn out of CX that are left.
+#define MASK \
+	MOVQ $-1, AX \
+	CMPQ CX, $16 \
+	JGE  2(PC) \
+	BZHIQ CX, AX, AX \
+	KMOVW AX, K1
+
+// func fp8AmaxAVX512(x *float32, n int) (amax float32, nan int)
+TEXT ·fp8AmaxAVX512(SB), NOSPLIT, $0-32
+	MOVQ x+0(FP), SI
+	MOVQ n+8(FP), CX
+	VPBROADCASTD fp8Abs<>(SB), Z2
+	VPXORD Z0, Z0, Z0
+	XORQ DX, DX
+
+amaxLoop:
+	MASK
+	VMOVUPS.Z (SI), K1, Z1
+	VCMPPS $3, Z1, Z1, K2
+	VPANDD Z2, Z1, Z1
+	VMAXPS Z0, Z1, Z0 // the second source, Z0, where Z1 is NaN
+	KMOVW K2, AX
+	POPCNTL AX, AX
+	ADDQ AX, DX
+	ADDQ $64, SI
+	SUBQ $16, CX
+	JG amaxLoop
+
+	VEXTRACTF64X4 $1, Z0, Y1
+	VMAXPS Y1, Y0, Y0
+	VEXTRACTF128 $1, Y0, X1
+	VMAXPS X1, X0, X0
+	VPSHUFD $0x4E, X0, X1
+	VMAXPS X1, X0, X0
+	VPSHUFD $0xB1, X0, X1
+	VMAXPS X1, X0, X0
+	VMOVSS X0, amax+16(FP)
+	MOVQ DX, nan+24(FP)
+	VZEROUPPER
+	RET
+
+// func fp8EncodeAVX512(codes *byte, x *float32, step float32, n int, f *fp8Format) bool
+TEXT ·fp8EncodeAVX512(SB), NOSPLIT, $0-41
+	MOVQ codes+0(FP), DI
+	MOVQ x+8(FP), SI
+	VBROADCASTSS step+16(FP), Z10
+	MOVQ n+24(FP), CX
+	MOVQ f+32(FP), BX
+	VBROADCASTSS 0(BX), Z11 // max
+	VPBROADCASTD 4(BX), Z12 // minExp
+	VMOVD 8(BX), X13        // drop
+	VPBROADCASTD 12(BX), Z14 // magic
+	VPBROADCASTD 16(BX), Z15 // rebias
+	VPBROADCASTD fp8Abs<>(SB), Z16
+	VPBROADCASTD fp8Exp<>(SB), Z17
+	VPBROADCASTD fp8Sign<>(SB), Z18
+	KXORW K3, K3, K3
+
+encodeLoop:
+	MASK
+	VMOVUPS.Z (SI), K1, Z0
+	VDIVPS Z10, Z0, Z0       // q
+	VCMPPS $3, Z0, Z0, K2
+	KORW K2, K3, K3
+	VPANDD Z16, Z0, Z1
+	VMINPS Z11, Z1, Z1       // a
+	VPANDD Z17, Z1, Z2
+	VPMAXUD Z12, Z2, Z2      // e
+	VPADDD Z14, Z2, Z3       // 2^(e+drop)
+	VADDPS Z3, Z1, Z1
+	VPSUBD Z3, Z1, Z1        // units
+	VPSRLD X13, Z2, Z2
+	VPSUBD Z15, Z2, Z2
+	VPADDD Z2, Z1, Z1
+	VPSRLD $24, Z0, Z0
+	VPANDD Z18, Z0, Z0
+	VPORD Z0, Z1, Z1
+	VPMOVDB Z1, K1, (DI)
+	ADDQ $64, SI
+	ADDQ $16, DI
+	SUBQ $16, CX
+	JG encodeLoop
+
+	KORTESTW K3, K3
+	SETEQ ret+40(FP)
+	VZEROUPPER
+	RET
+
+// func fp8DecodeAVX512(x *float32, codes *byte, n, format int)
+//
+// E5M2 is the upper half of a float16. An E4M3 moved to the place of a
+// float16's fields is 2^8 too small there; its NaN becomes 480 times the sign.
+TEXT ·fp8DecodeAVX512(SB), NOSPLIT, $0-32
+	MOVQ x+0(FP), DI
+	MOVQ codes+8(FP), SI
+	MOVQ n+16(FP), CX
+	MOVQ format+24(FP), BX
+	TESTQ BX, BX
+	JNE decode52
+	VPBROADCASTD fp8Half<>(SB), Y10
+	VPBROADCASTD fp8Widen<>(SB), Z11
+	VPBROADCASTD fp8Abs<>(SB), Z12
+	VPBROADCASTD fp8Beyond<>(SB), Z13
+	VPBROADCASTD fp8NaN<>(SB), Z14
+
+decode43Loop:
+	MASK
+	VMOVDQU8.Z (SI), K1, X0
+	VPMOVSXBW X0, Y0
+	VPSLLW $7, Y0, Y0
+	VPAND Y10, Y0, Y0
+	VCVTPH2PS Y0, Z0
+	VMULPS Z11, Z0, Z0
+	VPANDD Z12, Z0, Z1
+	VCMPPS $0, Z13, Z1, K2
+	VPORD Z14, Z0, K2, Z0
+	VMOVUPS Z0, K1, (DI)
+	ADDQ $16, SI
+	ADDQ $64, DI
+	SUBQ $16, CX
+	JG decode43Loop
+	VZEROUPPER
+	RET
+
+decode52:
+decode52Loop:
+	MASK
+	VMOVDQU8.Z (SI), K1, X0
+	VPMOVZXBW X0, Y0
+	VPSLLW $8, Y0, Y0
+	VCVTPH2PS Y0, Z0
+	VMOVUPS Z0, K1, (DI)
+	ADDQ $16, SI
+	ADDQ $64, DI
+	SUBQ $16, CX
+	JG decode52Loop
+	VZEROUPPER
+	RET

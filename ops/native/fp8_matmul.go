@@ -1,0 +1,153 @@
+package native
+
+// This file is the matrix product of 8-bit floats, emulated exactly: operands
+// are the values of the codes, sums are those of Gemm in the element type.
+
+// FP8Matrix is a matrix of codes with its steps, as it is stored.
+type FP8Matrix struct {
+	FP8Blocks
+	Format FP8
+	Codes  []byte
+	Steps  []float32
+}
+
+// FP8MatMul computes c[M,N] = op(a) op(b) + bias with op(a) [M,K], op(b) [K,N],
+// bias [N] or nil. op(x) is x, or its transpose when the flag is set: a linear
+// layer has b [N,K] and transB.
+//
+// Where no step changes along K (one a tensor, one a row of op(a), one a column
+// of op(b)) the sum runs over the values of the codes, in the order of Gemm, and
+// is multiplied by step_a step_b, rounded once as a float32. Else K is cut
+// wherever a step changes, and the cuts, each such a sum with its factor, are
+// added in the order of K. The bias is added last.
+func FP8MatMul[T Float](c []T, a, b FP8Matrix, bias []T, m, n, k int, transA, transB bool) {
+	if m <= 0 || n <= 0 {
+		return
+	}
+	av, bv := takeScratch[T](m*k), takeScratch[T](k*n)
+	FP8Decode(av[:m*k], a.Codes[:m*k], a.Format)
+	FP8Decode(bv[:k*n], b.Codes[:k*n], b.Format)
+	fp8Products(c, av, bv, a.along(transA), b.along(!transB), bias, m, n, k, transA, transB)
+	giveScratch(av)
+	giveScratch(bv)
+}
+
+// FP8Product is FP8MatMul on operands that are decoded already, with one step
+// each.
+func FP8Product[T Float](c, a, b []T, stepA, stepB float32, bias []T, m, n, k int, transA, transB bool) {
+	lda, ldb := k, n
+	if transA {
+		lda = m
+	}
+	if transB {
+		ldb = k
+	}
+	alpha := fp8Factor[T](stepA, stepB)
+	if bias == nil {
+		Gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, 0, c, n)
+		return
+	}
+	gemmAdd(transA, transB, m, n, k, alpha, a, lda, b, ldb, 1, bias, 0, c, n)
+}
+
+// fp8Factor is the product of two steps in T.
+func fp8Factor[T Float](a, b float32) T { return T(a) * T(b) }
+
+// fp8Steps are the steps of one operand seen from the product: outer runs along
+// M or N, inner along K.
+type fp8Steps struct {
+	steps                  []float32
+	outerBlock, innerBlock int
+	outerStride            int // between steps that follow each other along M or N
+	innerStride            int
+}
+
+// along turns the steps so that K is the inner dimension; stored rows run along
+// M or N unless turned.
+func (x FP8Matrix) along(turned bool) fp8Steps {
+	if turned {
+		return fp8Steps{x.Steps, x.BlockCols, x.BlockRows, 1, x.across()}
+	}
+	return fp8Steps{x.Steps, x.BlockRows, x.BlockCols, x.across(), 1}
+}
+
+func (s fp8Steps) at(outer, inner int) float32 {
+	return s.steps[outer/s.outerBlock*s.outerStride+inner/s.innerBlock*s.innerStride]
+}
+
+func fp8Products[T Float](c, a, b []T, sa, sb fp8Steps, bias []T, m, n, k int, transA, transB bool) {
+	if k == 0 || sa.outerBlock >= m && sa.innerBlock >= k && sb.outerBlock >= n && sb.innerBlock >= k {
+		var stepA, stepB float32
+		if k > 0 {
+			stepA, stepB = sa.steps[0], sb.steps[0]
+		}
+		FP8Product(c, a, b, stepA, stepB, bias, m, n, k, transA, transB)
+		return
+	}
+	lda, rowA, ldb, rowB := k, 1, n, n // rowA, rowB: distance of neighbours along K
+	if transA {
+		lda, rowA = m, m
+	}
+	if transB {
+		ldb, rowB = k, 1
+	}
+	sum := takeScratch[T](m * n)
+	for p := 0; p < k; {
+		next := min(k, p-p%sa.innerBlock+sa.innerBlock, p-p%sb.innerBlock+sb.innerBlock)
+		Gemm(transA, transB, m, n, next-p, 1, a[p*rowA:], lda, b[p*rowB:], ldb, 0, sum, n)
+		args := fp8AddArgs[T]{c: c, sum: sum, a: sa, b: sb, m: m, n: n, p: p}
+		if next == k {
+			args.bias = bias
+		}
+		pick[fp8AddArgs[T]](fp8Add32, fp8Add64).launch(ceilDiv(m, fp8AddRows), args)
+		p = next
+	}
+	giveScratch(sum)
+}
+
+const fp8AddRows = 16
+
+type fp8AddArgs[T Float] struct {
+	c, sum, bias []T
+	a, b         fp8Steps
+	m, n, p      int
+}
+
+var (
+	fp8Add32 = newKernel(fp8AddUnit[float32])
+	fp8Add64 = newKernel(fp8AddUnit[float64])
+)
+
+// fp8AddUnit adds the sums of the cut at p to c, each times its factor.
+func fp8AddUnit[T Float](g *fp8AddArgs[T], i int) {
+	factors := takeScratch[T](g.n)
+	last := float32(-1)
+	for r := i * fp8AddRows; r < min((i+1)*fp8AddRows, g.m); r++ {
+		if step := g.a.at(r, g.p); step != last {
+			for j := range factors {
+				factors[j] = fp8Factor[T](step, g.b.at(j, g.p))
+			}
+			last = step
+		}
+		c, sum := g.c[r*g.n:][:g.n], g.sum[r*g.n:][:g.n]
+		if g.p == 0 {
+			for j, v := range sum {
+				c[j] = v * factors[j]
+			}
+		} else {
+			addMul(c, sum, factors)
+		}
+		for j, v := range g.bias {
+			c[j] += v
+		}
+	}
+	giveScratch(factors)
+}
+
+// addMul adds x w to y, each product rounded.
+func addMul[T Float](y, x, w []T) {
+	for j, v := range x {
+		p := v * w[j]
+		y[j] += T(p)
+	}
+}

@@ -1,0 +1,311 @@
+package native
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops/optest"
+)
+
+// fp8Oracles are the formats of the oracle and the scalar casts of dtype.
+var fp8Oracles = []struct {
+	f      FP8
+	format *optest.Format
+	encode func(x float32) byte
+	decode func(c byte) float32
+}{
+	{E4M3, optest.E4M3, func(x float32) byte { return byte(dtype.ToE4M3(x)) }, func(c byte) float32 { return dtype.E4M3(c).Float32() }},
+	{E5M2, optest.E5M2, func(x float32) byte { return byte(dtype.ToE5M2(x)) }, func(c byte) float32 { return dtype.E5M2(c).Float32() }},
+}
+
+// TestF01_FP8CastsAreThoseOfDType walks float32 by its upper 20 bits, so that
+// every tie is met, with low bits below, at and above it, through every kernel
+// set; the codes must be those of dtype, NaN included.
+func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
+	low := []uint32{0, 1, 0x800, 0xFFF}
+	x := make([]float32, 0, 1<<20)
+	for hi := uint32(0); hi < 1<<20; hi++ {
+		x = append(x, math.Float32frombits(hi<<12|low[hi%4]))
+	}
+	for _, v := range []float64{448, 464, 465, 1000, math.Inf(1), -1000, math.NaN(), 0x1p-9, 0x1p-10, 1.0625} {
+		x = append(x, float32(v))
+	}
+	for _, o := range fp8Oracles {
+		want := make([]byte, len(x))
+		for i, v := range x {
+			want[i] = o.encode(v)
+		}
+		eachKernel(t, func(t *testing.T) {
+			got := optest.Guard[byte](len(x))
+			FP8Quantize(got.Data, nil, x, []float32{1}, FP8PerTensor(1, len(x)), o.f)
+			optest.CheckGuards(t, "codes", got)
+			require.Equal(t, want, got.Data)
+			// Without a NaN in the way the assembly does it.
+			var numbers []float32
+			var codes []byte
+			for i, v := range x {
+				if v == v {
+					numbers, codes = append(numbers, v), append(codes, want[i])
+				}
+			}
+			for _, n := range []int{1, 15, 16, 17, 100, len(numbers)} {
+				got := optest.Guard[byte](n)
+				FP8Quantize(got.Data, nil, numbers[len(numbers)-n:], []float32{1}, FP8PerTensor(1, n), o.f)
+				optest.CheckGuards(t, "codes", got)
+				require.Equal(t, codes[len(codes)-n:], got.Data)
+			}
+			all := make([]byte, 256)
+			for c := range all {
+				all[c] = byte(c)
+			}
+			for _, n := range []int{1, 17, 256} {
+				values := optest.Guard[float32](n)
+				FP8Decode(values.Data, all[256-n:], o.f)
+				optest.CheckGuards(t, "values", values)
+				for i, v := range values.Data {
+					w := o.decode(all[256-n+i])
+					require.True(t, v == w && math.Signbit(float64(v)) == math.Signbit(float64(w)) || v != v && w != w, "%s %#x: %v, want %v", o.f, all[256-n+i], v, w)
+				}
+			}
+			back := make([]byte, 256)
+			values := make([]float32, 256)
+			FP8Decode(values, all, o.f)
+			FP8Quantize(back, nil, values, []float32{1}, FP8PerTensor(1, 256), o.f)
+			for c := range all {
+				switch {
+				case o.f == E5M2 && c&0x7F == 0x7C: // infinity saturates
+					require.Equal(t, byte(c-1), back[c])
+				case o.f == E5M2 && c&0x7F == 0x7D: // a signalling NaN comes back quiet
+					require.Equal(t, byte(c|2), back[c])
+				default:
+					require.Equal(t, byte(c), back[c])
+				}
+			}
+		})
+		require.Equal(t, float32(o.format.Max()), o.f.Max())
+	}
+}
+
+// fp8Grids are the ways to share steps, with the oracle's form of each.
+func fp8Grids(rows, cols int) []FP8Blocks {
+	return []FP8Blocks{FP8PerTensor(rows, cols), FP8PerRow(rows, cols), {rows, cols, 1, 128}, {rows, cols, 128, 128}, {rows, cols, max(rows, 1), 1}, {rows, cols, 3, 7}}
+}
+
+func oracleBlocks(b FP8Blocks) optest.Blocks {
+	return optest.Blocks{Rows: b.Rows, Cols: b.Cols, BlockRows: b.BlockRows, BlockCols: b.BlockCols}
+}
+
+// TestFP8QuantizeMatchesOracle compares amax, codes in both layouts and values,
+// exactly, on odd shapes with values that are not finite among them.
+func TestFP8QuantizeMatchesOracle(t *testing.T) {
+	for _, s := range [][2]int{{0, 5}, {5, 0}, {1, 1}, {1, 40000}, {40000, 1}, {3, 129}, {130, 257}, {300, 100}, {128, 128}} {
+		x := optest.Normals(fmt.Sprint(s), s[0]*s[1], 3)
+		if len(x) > 300 {
+			x[7], x[100], x[len(x)-1] = math.NaN(), math.Inf(-1), math.NaN()
+		}
+		x32 := optest.Cast[float32](x)
+		for _, b := range fp8Grids(s[0], s[1]) {
+			for _, o := range fp8Oracles {
+				want, wantNaN := oracleBlocks(b).Amax(x)
+				eachKernel(t, func(t *testing.T) {
+					amax := optest.Guard[float32](b.Steps())
+					require.Equal(t, wantNaN, FP8Amax(amax.Data, x32, b))
+					require.Equal(t, wantNaN, FP8Amax(amax.Data, x, b))
+					optest.CheckGuards(t, "amax", amax)
+					steps := make([]float32, len(want))
+					steps64 := make([]float64, len(want))
+					for i, a := range amax.Data {
+						require.Equal(t, want[i], float64(a))
+						steps[i] = 1
+						if s, ok := FP8Step(a, o.f, 0); ok {
+							steps[i] = s
+						}
+						steps64[i] = optest.QuantStep(want[i], 1, o.format, 0)
+						require.Equal(t, steps64[i], float64(steps[i]))
+					}
+					codes := oracleBlocks(b).Quantize(x, steps64, o.format)
+					got, turned := optest.Guard[byte](len(x)), optest.Guard[byte](len(x))
+					FP8Quantize(got.Data, turned.Data, x32, steps, b, o.f)
+					optest.CheckGuards(t, "codes", got, turned)
+					if b.Steps() > 0 && wantNaN == 0 {
+						require.Equal(t, codes, append([]byte{}, got.Data...))
+					}
+					require.Equal(t, optest.Transpose(got.Data, s[0], s[1]), append([]byte{}, turned.Data...))
+					FP8Quantize(nil, turned.Data, x, steps, b, o.f)
+					require.Equal(t, optest.Transpose(got.Data, s[0], s[1]), append([]byte{}, turned.Data...))
+					values := optest.Guard[float64](len(x))
+					FP8Dequantize(values.Data, got.Data, steps, b, o.f)
+					optest.CheckGuards(t, "values", values)
+					optest.RequireEqual(t, "values", values.Data, oracleBlocks(b).Dequantize(got.Data, steps64, o.format))
+				})
+			}
+		}
+	}
+}
+
+func TestF02_FP8StepOfOddAmax(t *testing.T) {
+	step := float32(1)
+	var steps []float32
+	for _, amax := range []float64{0, 8, 1e-40, math.Inf(1), math.NaN(), 2} {
+		if s, ok := FP8Step(float32(amax), E4M3, 0); ok {
+			step = s
+		}
+		steps = append(steps, step)
+	}
+	require.Equal(t, []float32{1, 8.0 / 448, 0x1p-126, 0x1p-126, 0x1p-126, 2.0 / 448}, steps)
+	four, _ := FP8Step(3, E5M2, 2)
+	one, _ := FP8Step(3, E5M2, 0)
+	require.Equal(t, 4*one, four, "margin is headroom")
+	huge, ok := FP8Step(math.MaxFloat32, E4M3, 100)
+	require.True(t, ok && huge == math.MaxFloat32)
+}
+
+// fp8Operand is a random matrix on the grid, for the body and for the oracle.
+func fp8Operand(name string, b FP8Blocks, f FP8) (FP8Matrix, optest.Quantized) {
+	x := optest.Normals(name, b.Rows*b.Cols, 1)
+	o := fp8Oracles[f]
+	amax := make([]float32, b.Steps())
+	FP8Amax(amax, x, b)
+	q := optest.Quantized{Blocks: oracleBlocks(b), Format: o.format}
+	m := FP8Matrix{FP8Blocks: b, Format: f, Codes: make([]byte, len(x)), Steps: amax}
+	for i, a := range amax {
+		if s, ok := FP8Step(a, f, i%2); ok {
+			amax[i] = s
+		}
+		q.Steps = append(q.Steps, float64(amax[i]))
+	}
+	FP8Quantize(m.Codes, nil, x, amax, b, f)
+	q.Codes = m.Codes
+	return m, q
+}
+
+// TestFP8MatMulMatchesOracle runs 200 random shapes, and those of F06, through
+// the four layouts, all ways to share steps and mixed formats.
+func TestFP8MatMulMatchesOracle(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	worst := 0.0
+	for i := range 200 {
+		m, n, k := r.IntN(70), r.IntN(70), r.IntN(300)
+		if i%20 == 0 {
+			k = 0
+		}
+		transA, transB := i&1 != 0, i&2 != 0
+		aRows, aCols, bRows, bCols := m, k, k, n
+		if transA {
+			aRows, aCols = k, m
+		}
+		if transB {
+			bRows, bCols = n, k
+		}
+		a, qa := fp8Operand(fmt.Sprint("a", i), fp8Grids(aRows, aCols)[r.IntN(6)], FP8(r.IntN(2)))
+		b, qb := fp8Operand(fmt.Sprint("b", i), fp8Grids(bRows, bCols)[r.IntN(6)], FP8(r.IntN(2)))
+		var bias []float64
+		var bias32 []float32
+		if i%3 == 0 {
+			bias = optest.Normals(fmt.Sprint("bias", i), n, 1)
+			bias32 = optest.Cast[float32](bias)
+		}
+		want := optest.FP8MatMul(qa, qb, bias, m, n, k, transA, transB)
+		name := fmt.Sprintf("%d: %dx%dx%d %+v %+v", i, m, n, k, a.FP8Blocks, b.FP8Blocks)
+		eachKernel(t, func(t *testing.T) {
+			c := eachWorkers(t, func() []float32 {
+				c := optest.Guard[float32](m * n)
+				FP8MatMul(c.Data, a, b, bias32, m, n, k, transA, transB)
+				optest.CheckGuards(t, name, c)
+				return c.Data
+			})
+			// A chain of 256 float32 additions and the sums of the cuts; measured at most 6.9.
+			worst = max(worst, optest.RequireClose(t, name, c, want, optest.Float32, 12).RMS/float64(optest.Float32))
+		})
+		c := optest.Guard[float64](m * n)
+		FP8MatMul(c.Data, a, b, bias, m, n, k, transA, transB)
+		optest.CheckGuards(t, name, c)
+		optest.RequireClose(t, name, c.Data, want, optest.Float64, 64)
+	}
+	t.Logf("worst error of all: %.2f roundoffs", worst)
+}
+
+// TestF06_FP8MatMulOfAnyAlignment: forward and both gradients of the shapes of
+// the case, on rows that the oracle can afford.
+func TestF06_FP8MatMulOfAnyAlignment(t *testing.T) {
+	for _, s := range []struct{ m, k, n int }{{1, 256, 512}, {7, 712, 896}, {50, 40, 33}, {5743, 768, 768}} {
+		m := min(s.m, 61) // every row of a product is the same chain: a few of the 5743 stand for all
+		x, qx := fp8Operand("x", FP8PerTensor(m, s.k), E4M3)
+		w, qw := fp8Operand("w", FP8PerTensor(s.n, s.k), E4M3)
+		g, qg := fp8Operand("g", FP8PerTensor(m, s.n), E5M2)
+		y, dx, dw := make([]float32, m*s.n), make([]float32, m*s.k), make([]float32, s.n*s.k)
+		FP8MatMul(y, x, w, nil, m, s.n, s.k, false, true)
+		FP8MatMul(dx, g, w, nil, m, s.k, s.n, false, false)
+		FP8MatMul(dw, g, x, nil, s.n, s.k, m, true, false)
+		wantX, wantW, _ := optest.FP8LinearGrad(qg.Values(), qg, qx, qw, m, s.n, s.k)
+		name := fmt.Sprint(s)
+		// Measured at most 3.4 for k = 896.
+		optest.RequireClose(t, name, y, optest.FP8Linear(qx, qw, nil, m, s.n, s.k), optest.Float32, 10)
+		optest.RequireClose(t, name+" dx", dx, wantX, optest.Float32, 10)
+		optest.RequireClose(t, name+" dw", dw, wantW, optest.Float32, 10)
+		if m < s.m { // a row has the same bits alone and in the whole batch
+			all := FP8Matrix{FP8Blocks: FP8PerTensor(s.m, s.k), Format: E4M3, Codes: make([]byte, s.m*s.k), Steps: x.Steps}
+			copy(all.Codes[(s.m-m)*s.k:], x.Codes)
+			whole := make([]float32, s.m*s.n)
+			FP8MatMul(whole, all, w, nil, s.m, s.n, s.k, false, true)
+			requireSameBits(t, y, whole[(s.m-m)*s.n:])
+		}
+	}
+}
+
+// TestFP8MatMulDoesNotAllocate in a steady state.
+func TestFP8MatMulDoesNotAllocate(t *testing.T) {
+	const m, n, k = 64, 64, 256
+	x := normals[float32](rand.New(rand.NewPCG(1, 1)), m*k)
+	for _, b := range fp8Grids(m, k)[:4] {
+		a, _ := fp8Operand("a", b, E4M3)
+		w, _ := fp8Operand("w", FP8Blocks{n, k, 128, 128}, E4M3)
+		c, turned := make([]float32, m*n), make([]byte, m*k)
+		amax := make([]float32, b.Steps())
+		run := func() {
+			FP8Amax(amax, x, b)
+			FP8Quantize(a.Codes, turned, x, a.Steps, b, E4M3)
+			FP8MatMul(c, a, w, nil, m, n, k, false, true)
+		}
+		for range 5 {
+			run()
+		}
+		require.Zero(t, testing.AllocsPerRun(20, run))
+	}
+}
+
+func BenchmarkFP8Linear(b *testing.B) {
+	for _, s := range []struct{ m, n, k int }{{1024, 256, 256}, {1024, 1024, 256}, {2048, 1536, 1536}} {
+		r := rand.New(rand.NewPCG(1, 2))
+		x, w, y := normals[float32](r, s.m*s.k), normals[float32](r, s.n*s.k), make([]float32, s.m*s.n)
+		flops := 2 * float64(s.m) * float64(s.n) * float64(s.k)
+		report := func(b *testing.B) {
+			b.ReportMetric(flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+		}
+		name := fmt.Sprintf("%dx%dx%d", s.m, s.n, s.k)
+		b.Run(name+"/float32", func(b *testing.B) {
+			for b.Loop() {
+				Linear(y, x, w, nil, s.m, s.n, s.k)
+			}
+			report(b)
+		})
+		b.Run(name+"/fp8", func(b *testing.B) {
+			x8, w8 := make([]byte, len(x)), make([]byte, len(w))
+			xs, ws := make([]float32, 1), []float32{0.01}
+			FP8Quantize(w8, nil, w, ws, FP8PerTensor(s.n, s.k), E4M3)
+			for b.Loop() {
+				bx := FP8PerTensor(s.m, s.k)
+				FP8Amax(xs, x, bx)
+				xs[0], _ = FP8Step(xs[0], E4M3, 0)
+				FP8Quantize(x8, nil, x, xs, bx, E4M3)
+				FP8MatMul(y, FP8Matrix{bx, E4M3, x8, xs}, FP8Matrix{FP8PerTensor(s.n, s.k), E4M3, w8, ws}, nil, s.m, s.n, s.k, false, true)
+			}
+			report(b)
+		})
+	}
+}
