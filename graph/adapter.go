@@ -170,7 +170,7 @@ func (a *adapter) Do(vs ...gorgonia.Value) (out gorgonia.Value, err error) {
 	}()
 	n := a.n
 	if a.call.Op == nil {
-		a.call = Call{Op: n.op, In: make([]Tensor, len(n.in))}
+		a.call = Call{Op: n.op, In: make([]Tensor, len(n.in)), node: n}
 	}
 	for i, v := range vs {
 		if a.call.In[i], err = valueTensor(v, n.in[i].typ); err != nil {

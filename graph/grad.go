@@ -94,6 +94,9 @@ func (b *Builder) Grad(loss *Node, wrt ...*Node) ([]*Node, error) {
 	return grads, nil
 }
 
+// Graded reports whether the gradient was taken: passes come before it.
+func (b *Builder) Graded() bool { return b.graded }
+
 func (b *Builder) checkGrad(loss *Node, wrt []*Node) error {
 	switch {
 	case b.graded:

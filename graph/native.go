@@ -73,7 +73,7 @@ func (p *Plan) Native(opts ...NativeOption) (*Native, error) {
 	}
 	r.calls = make([]Call, len(p.Steps))
 	for i, s := range p.Steps {
-		c := Call{Op: s.Node.op}
+		c := Call{Op: s.Node.op, node: s.Node}
 		for _, in := range s.Node.in {
 			c.In = append(c.In, r.tensor(in))
 		}

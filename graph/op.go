@@ -26,6 +26,14 @@ type Aliaser interface {
 	Alias() int
 }
 
+// Writer is an Op that writes to states beside computing its results: the
+// inputs that Writes lists. Nothing may read such a state after it in the same
+// run, so who wants the new content reads it in the next one.
+type Writer interface {
+	Op
+	Writes() []int
+}
+
 // Def is what graph knows of an op by name.
 type Def struct {
 	Name string
@@ -64,6 +72,17 @@ type Call struct {
 	Op  Op
 	In  []Tensor
 	Out []Tensor
+
+	node *Node
+}
+
+// Param is the parameter that input i is, nil where it is not a leaf with
+// memory of its own. Through it a body finds what it keeps with a weight.
+func (c *Call) Param(i int) *Param {
+	if c.node == nil || i >= len(c.node.in) {
+		return nil
+	}
+	return c.node.in[i].param
 }
 
 var registry = struct {

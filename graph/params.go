@@ -17,6 +17,9 @@ type Param struct {
 
 	mem     []byte
 	version uint64
+
+	mu       sync.Mutex
+	attached map[string]any
 }
 
 // Tensor is the value, allocated on first use.
@@ -37,6 +40,24 @@ func (p *Param) Version() uint64 { return p.version }
 
 // Touch says that the value has changed: call it after writing to Tensor.
 func (p *Param) Touch() { p.version++ }
+
+// Attach returns what a body keeps with p under a key, such as a packed or
+// quantised copy; make makes it at the first call. It lives as long as p, is
+// shared by all graphs of the model, and is not saved: what depends on the value
+// must compare Version.
+func (p *Param) Attach(key string, make func() any) any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v, ok := p.attached[key]
+	if !ok {
+		if p.attached == nil {
+			p.attached = map[string]any{}
+		}
+		v = make()
+		p.attached[key] = v
+	}
+	return v
+}
 
 // Trainable reports whether p is a weight in a type that gradients have.
 func (p *Param) Trainable() bool {

@@ -64,7 +64,19 @@ func checkStates(nodes []*Node) error {
 		for _, in := range n.in {
 			root := in.root()
 			if w := writer[root]; w != nil && !in.follows(w) {
+				if _, ok := w.op.(Writer); ok {
+					return fmt.Errorf("graph: %s reads %s after %s has written it: the new content is for the next run", n.name, in.name, w.name)
+				}
 				return fmt.Errorf("graph: %s reads %s after %s has written it: use the result of %s", n.name, in.name, w.name, w.name)
+			}
+		}
+		if wr, ok := n.op.(Writer); ok {
+			for _, i := range wr.Writes() {
+				root := n.in[i].root()
+				if root.param == nil || !root.param.State {
+					return fmt.Errorf("graph: %s: %s writes to %s, which is not a state", n.name, n.op.Name(), root.name)
+				}
+				writer[root] = n
 			}
 		}
 		if al, ok := n.op.(Aliaser); ok && n.def.Native != nil {
