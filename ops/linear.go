@@ -63,11 +63,16 @@ type LinearOp struct{}
 // Linear adds a LinearOp: y = x w^T, plus bias when one is given. The node is
 // named after the weight.
 func Linear(x, w *graph.Node, bias ...*graph.Node) *graph.Node {
+	return graph.ApplyAs(linearLabel(w), LinearOp{}, append([]*graph.Node{x, w}, bias...)...)
+}
+
+// linearLabel is the weight's name without its ".weight".
+func linearLabel(w *graph.Node) string {
 	label := strings.TrimSuffix(w.Label(), ".weight")
 	if label == "weight" || label == "" {
-		label = "linear"
+		return "linear"
 	}
-	return graph.ApplyAs(label, LinearOp{}, append([]*graph.Node{x, w}, bias...)...)
+	return label
 }
 
 // Name is "linear".

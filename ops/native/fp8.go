@@ -197,6 +197,51 @@ func FP8Amax[T Float](amax []float32, x []T, b FP8Blocks) (nan int) {
 	return nan
 }
 
+// FP8TensorAmax is FP8Amax of all of x as one block.
+func FP8TensorAmax[T Float](x []T) (amax float32, nan int) {
+	n := ceilDiv(len(x), fp8Unit)
+	partial := scratch32.take(2 * n) // maxima and counts, as in FP8Amax
+	pick[fp8AmaxArgs[T]](fp8FlatAmax32, fp8FlatAmax64).launch(n, fp8AmaxArgs[T]{partial: partial, x: x})
+	for i := range n {
+		amax = max(amax, partial[2*i])
+		nan += int(math.Float32bits(partial[2*i+1]))
+	}
+	scratch32.give(partial)
+	return amax, nan
+}
+
+var (
+	fp8FlatAmax32 = newKernel(fp8FlatAmaxUnit[float32])
+	fp8FlatAmax64 = newKernel(fp8FlatAmaxUnit[float64])
+)
+
+func fp8FlatAmaxUnit[T Float](a *fp8AmaxArgs[T], i int) {
+	m, nan := amaxOf(a.x[i*fp8Unit : min((i+1)*fp8Unit, len(a.x))])
+	a.partial[2*i], a.partial[2*i+1] = m, math.Float32frombits(uint32(nan))
+}
+
+// FP8TensorQuantize is FP8Quantize of all of x with one step, row-major.
+func FP8TensorQuantize[T Float](codes []byte, x []T, step float32, f FP8) {
+	pick[fp8FlatArgs[T]](fp8Flat32, fp8Flat64).launch(ceilDiv(len(x), fp8Unit), fp8FlatArgs[T]{codes, x, step, f})
+}
+
+type fp8FlatArgs[T Float] struct {
+	codes []byte
+	x     []T
+	step  float32
+	f     FP8
+}
+
+var (
+	fp8Flat32 = newKernel(fp8FlatUnit[float32])
+	fp8Flat64 = newKernel(fp8FlatUnit[float64])
+)
+
+func fp8FlatUnit[T Float](a *fp8FlatArgs[T], i int) {
+	lo, hi := i*fp8Unit, min((i+1)*fp8Unit, len(a.x))
+	fp8Encode(a.codes[lo:hi], a.x[lo:hi], a.step, a.f)
+}
+
 type fp8AmaxArgs[T Float] struct {
 	amax, partial []float32
 	x             []T

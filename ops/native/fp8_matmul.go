@@ -32,9 +32,18 @@ func FP8MatMul[T Float](c []T, a, b FP8Matrix, bias []T, m, n, k int, transA, tr
 	giveScratch(bv)
 }
 
-// FP8Product is FP8MatMul on operands that are decoded already, with one step
-// each.
-func FP8Product[T Float](c, a, b []T, stepA, stepB float32, bias []T, m, n, k int, transA, transB bool) {
+// FP8TensorMatMul is FP8MatMul where both operands have one step for all.
+func FP8TensorMatMul[T Float](c []T, a []byte, formatA FP8, stepA float32, b []byte, formatB FP8, stepB float32, bias []T, m, n, k int, transA, transB bool) {
+	av, bv := takeScratch[T](m*k), takeScratch[T](k*n)
+	FP8Decode(av[:m*k], a[:m*k], formatA)
+	FP8Decode(bv[:k*n], b[:k*n], formatB)
+	fp8Product(c, av, bv, stepA, stepB, bias, m, n, k, transA, transB)
+	giveScratch(av)
+	giveScratch(bv)
+}
+
+// fp8Product multiplies decoded operands of one step each.
+func fp8Product[T Float](c, a, b []T, stepA, stepB float32, bias []T, m, n, k int, transA, transB bool) {
 	lda, ldb := k, n
 	if transA {
 		lda = m
@@ -81,7 +90,7 @@ func fp8Products[T Float](c, a, b []T, sa, sb fp8Steps, bias []T, m, n, k int, t
 		if k > 0 {
 			stepA, stepB = sa.steps[0], sb.steps[0]
 		}
-		FP8Product(c, a, b, stepA, stepB, bias, m, n, k, transA, transB)
+		fp8Product(c, a, b, stepA, stepB, bias, m, n, k, transA, transB)
 		return
 	}
 	lda, rowA, ldb, rowB := k, 1, n, n // rowA, rowB: distance of neighbours along K

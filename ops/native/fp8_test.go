@@ -138,6 +138,15 @@ func TestFP8QuantizeMatchesOracle(t *testing.T) {
 					require.Equal(t, optest.Transpose(got.Data, s[0], s[1]), append([]byte{}, turned.Data...))
 					FP8Quantize(nil, turned.Data, x, steps, b, o.f)
 					require.Equal(t, optest.Transpose(got.Data, s[0], s[1]), append([]byte{}, turned.Data...))
+					if b == FP8PerTensor(s[0], s[1]) && len(x) > 0 {
+						m, nan := FP8TensorAmax(x32)
+						require.Equal(t, want[0], float64(m))
+						require.Equal(t, wantNaN, nan)
+						flat := optest.Guard[byte](len(x))
+						FP8TensorQuantize(flat.Data, x32, steps[0], o.f)
+						optest.CheckGuards(t, "flat codes", flat)
+						require.Equal(t, got.Data, flat.Data)
+					}
 					values := optest.Guard[float64](len(x))
 					FP8Dequantize(values.Data, got.Data, steps, b, o.f)
 					optest.CheckGuards(t, "values", values)
@@ -271,6 +280,9 @@ func TestFP8MatMulDoesNotAllocate(t *testing.T) {
 			FP8Amax(amax, x, b)
 			FP8Quantize(a.Codes, turned, x, a.Steps, b, E4M3)
 			FP8MatMul(c, a, w, nil, m, n, k, false, true)
+			step, _ := FP8TensorAmax(x)
+			FP8TensorQuantize(a.Codes, x, step, E5M2)
+			FP8TensorMatMul(c, a.Codes, E5M2, step, w.Codes, E4M3, 1, nil, m, n, k, false, true)
 		}
 		for range 5 {
 			run()
