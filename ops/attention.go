@@ -331,12 +331,7 @@ func attentionGradBody[T native.Float](c *graph.Call) error {
 	}
 	saved := c.In[o.inputs():]
 	a.Out, a.LSE = graph.Data[T](saved[0]), graph.Data[T](saved[1])
-	var dout, dlse []T
-	if rest := saved[2:]; o.DOut {
-		dout, dlse = graph.Data[T](rest[0]), data[T](rest, 1)
-	} else {
-		dout, dlse = make([]T, len(a.Out)), graph.Data[T](rest[0])
-	}
+	dout, dlse := lossParts[T](o.DOut, saved[2:], len(a.Out))
 	native.AttentionGrad(native.AttentionGradArgs[T]{
 		AttentionArgs: a, DOut: dout, DLSE: dlse,
 		DQ: graph.Data[T](c.Out[0]), DK: graph.Data[T](c.Out[1]), DV: graph.Data[T](c.Out[2]), DSinks: data[T](c.Out, 3),

@@ -16,6 +16,12 @@ func init() {
 		FLOPs:  func(graph.Op, []graph.Type, []graph.Type) int64 { return 0 },
 	})
 	graph.Register(graph.Def{
+		Name:   "append_rotary",
+		Doc:    "keys turned by their positions into a pool of pages",
+		Native: floats(appendRotary[float32], appendRotary[float64]),
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 3 * int64(in[1].Size()) },
+	})
+	graph.Register(graph.Def{
 		Name:   "paged_attention",
 		Doc:    "attention of packed requests on pages: prefill, chunks, decode",
 		Native: floats(pagedAttention[float32], pagedAttention[float64]),
@@ -50,7 +56,11 @@ func (AppendPagesOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := arity(in, 3, "pages", "x", "slots"); err != nil {
 		return nil, err
 	}
-	pages, x, slots := in[0], in[1], in[2]
+	return appended(in[0], in[1], in[2])
+}
+
+// appended checks rows x that go into pages at slots.
+func appended(pages, x, slots graph.Type) ([]graph.Type, error) {
 	if err := activation("x", x); err != nil {
 		return nil, err
 	}
@@ -63,7 +73,7 @@ func (AppendPagesOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if !slots.Equal(graph.T(dtype.Int32, x.Shape[0])) {
 		return nil, fmt.Errorf("slots must be int32[%d] for x %s, got %s", x.Shape[0], x.Dims(), slots)
 	}
-	return in[:1], nil
+	return []graph.Type{pages}, nil
 }
 
 func appendPages[T native.Float](c *graph.Call) error {
@@ -72,6 +82,52 @@ func appendPages[T native.Float](c *graph.Call) error {
 		return err
 	}
 	native.AppendPages(graph.Data[T](pages), graph.Data[T](x), slots, x.Shape[1]*x.Shape[2])
+	return nil
+}
+
+// AppendRotaryOp is a RotaryOp whose result goes straight into a pool of pages,
+// as AppendPagesOp puts it there: inputs pages, x [T,H,D], positions int32 [T]
+// and slots int32 [T].
+type AppendRotaryOp struct {
+	Table   *RotaryTable
+	Pairing native.RotaryPairing
+}
+
+// AppendRotary adds an AppendRotaryOp.
+func AppendRotary(pages, x, pos, slots *graph.Node, table *RotaryTable, pairing native.RotaryPairing) *graph.Node {
+	return graph.Apply(AppendRotaryOp{table, pairing}, pages, x, pos, slots)
+}
+
+// Name is "append_rotary".
+func (AppendRotaryOp) Name() string { return "append_rotary" }
+
+// Alias makes the result the pool itself.
+func (AppendRotaryOp) Alias() int { return 0 }
+
+// Infer checks what RotaryOp and AppendPagesOp check.
+func (o AppendRotaryOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 4, "pages", "x", "positions", "slots"); err != nil {
+		return nil, err
+	}
+	if _, err := (RotaryOp{Table: o.Table, Pairing: o.Pairing}).Infer(in[1:3]); err != nil {
+		return nil, err
+	}
+	return appended(in[0], in[1], in[3])
+}
+
+func appendRotary[T native.Float](c *graph.Call) error {
+	o, pages, x := c.Op.(AppendRotaryOp), c.Out[0], c.In[1]
+	pos, slots := graph.Data[int32](c.In[2]), graph.Data[int32](c.In[3])
+	if err := native.CheckPositions(pos, o.Table.Positions); err != nil {
+		return err
+	}
+	if err := native.CheckSlots(slots, pages.Shape[0]*pages.Shape[1]); err != nil {
+		return err
+	}
+	native.Rotary(native.RotaryArgs[T]{
+		Y: graph.Data[T](pages), X: graph.Data[T](x), Cos: o.Table.Cos, Sin: o.Table.Sin, Pos: pos, Slots: slots,
+		T: x.Shape[0], H: x.Shape[1], D: x.Shape[2], Dr: o.Table.Width, Pairing: o.Pairing,
+	})
 	return nil
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/seafan/seafan/ops/optest"
 )
 
-func init() { tables = append(tables, rotaryCases, attentionCases, raggedCases) }
+func init() { tables = append(tables, rotaryCases, attentionCases, raggedCases, mergeCases) }
 
 func rotaryCases() []Case {
 	var cs []Case
@@ -186,6 +186,65 @@ func raggedCases() []Case {
 		}
 	}
 	return cs
+}
+
+func mergeCases() []Case {
+	var cs []Case
+	for _, outShape := range [][]int{{1, 1, 1, 1}, {2, 33, 3, 8}, {65, 3, 8}} {
+		n := len(outShape)
+		lseShape := []int{outShape[n-2], outShape[n-3]}
+		if n == 4 {
+			lseShape = append([]int{outShape[0]}, lseShape...)
+		}
+		in := []Input{Normal("out_a", outShape...), Normal("lse_a", lseShape...), Normal("out_b", outShape...), Normal("lse_b", lseShape...)}
+		// The oracle's rows are those of out; lse is stored head by head.
+		b, l, h, dv := 1, outShape[n-3], outShape[n-2], outShape[n-1]
+		if n == 4 {
+			b = outShape[0]
+		}
+		perm := func(x []float64, back bool) []float64 {
+			y := make([]float64, len(x))
+			for i := range b {
+				for j := range l {
+					for k := range h {
+						row, stored := (i*l+j)*h+k, (i*h+k)*l+j
+						if back {
+							y[stored] = x[row]
+						} else {
+							y[row] = x[stored]
+						}
+					}
+				}
+			}
+			return y
+		}
+		states := func(in []Input) (outs, lses [][]float64) {
+			return [][]float64{in[0].F, in[2].F}, [][]float64{perm(in[1].F, false), perm(in[3].F, false)}
+		}
+		cs = append(cs, Case{Op: "merge_states", Name: fmt.Sprint(outShape), In: in,
+			Build: func(in []*graph.Node) []*graph.Node {
+				out, lse := ops.MergeStates(in[0], in[1], in[2], in[3])
+				return []*graph.Node{out, lse}
+			},
+			Oracle: func(in []Input) [][]float64 {
+				outs, lses := states(in)
+				out, lse := optest.MergeStates(outs, lses, dv)
+				return [][]float64{out, perm(lse, true)}
+			},
+			Grad: func(in []Input, d [][]float64) [][]float64 {
+				outs, lses := states(in)
+				do, dl := optest.MergeStatesGrad(outs, lses, dv, d[0], perm(d[1], false))
+				return [][]float64{do[0], perm(dl[0], true), do[1], perm(dl[1], true)}
+			},
+			C: 4, CGrad: 16,
+		})
+	}
+	return append(cs, Case{Op: "merge_states", Name: "lse", In: []Input{Normal("out_a", 2, 3, 4), Normal("lse_a", 2, 3), Normal("out_b", 2, 3, 4), Normal("lse_b", 2, 3)},
+		Build: func(in []*graph.Node) []*graph.Node {
+			out, _ := ops.MergeStates(in[0], in[1], in[2], in[3])
+			return one(out)
+		},
+		Err: "merge_states: states must be out [B,L,H,Dv] with lse [B,H,L], or [T,H,Dv] with [H,T], and both alike, got out_a float32[2,3,4], lse_a float32[2,3], out_b float32[2,3,4], lse_b float32[2,3]"})
 }
 
 func attentionCase(name string, a optest.Attention) Case {

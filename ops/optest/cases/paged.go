@@ -9,7 +9,7 @@ import (
 	"github.com/seafan/seafan/ops/optest"
 )
 
-func init() { tables = append(tables, appendCases, pagedCases) }
+func init() { tables = append(tables, appendCases, appendRotaryCases, pagedCases) }
 
 func appendCases() []Case {
 	c := Case{Op: "append_pages", Name: "with a row of no request", C: 0,
@@ -30,6 +30,37 @@ func appendCases() []Case {
 	bad := c
 	bad.Name, bad.In = "heads", []Input{c.In[0], Normal("x", 3, 3, 5), c.In[2]}
 	bad.Err = "append_pages: pages must be [pages,page_size,H,D] and x [T,H,D], got pages [3,4,2,5], x [3,3,5]"
+	return []Case{c, bad}
+}
+
+func appendRotaryCases() []Case {
+	const h, d, width, positions = 2, 8, 4, 50
+	table, err := ops.NewRotaryTable(ops.RotaryConfig{Dim: width, Base: 1e4, Positions: positions})
+	if err != nil {
+		panic(err) // a mistake in this table
+	}
+	pool := Normal("pages", 3, 4, h, d)
+	pool.State = true
+	c := Case{Op: "append_rotary", Name: "with a row of no request",
+		In: []Input{pool, Normal("x", 4, h, d), {Name: "pos", Shape: []int{4}, I: []int32{0, 49, 7, 8}}, {Name: "slots", Shape: []int{4}, I: []int32{11, 3, -1, 0}}},
+		Build: func(in []*graph.Node) []*graph.Node {
+			return one(ops.AppendRotary(in[0], in[1], in[2], in[3], table, ops.Half))
+		},
+		Oracle: func(in []Input) [][]float64 {
+			turned := optest.Rotary(in[1].F, in[2].I, optest.Float64s(table.Cos), optest.Float64s(table.Sin), h, d, width, optest.Half)
+			pages := append([]float64(nil), in[0].F...)
+			for t, slot := range in[3].I {
+				if slot >= 0 {
+					copy(pages[int(slot)*h*d:], turned[t*h*d:(t+1)*h*d])
+				}
+			}
+			return [][]float64{pages}
+		},
+		C: 2,
+	}
+	bad := c
+	bad.Name, bad.In = "slots", []Input{pool, c.In[1], c.In[2], {Name: "slots", Shape: []int{3}, I: make([]int32, 3)}}
+	bad.Err = "append_rotary: slots must be int32[4] for x [4,2,8], got int32[3]"
 	return []Case{c, bad}
 }
 
