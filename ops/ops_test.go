@@ -76,3 +76,20 @@ func TestEveryOpIsTested(t *testing.T) {
 		require.True(t, d.Native != nil || name == "reshape", "%s has no native body", name)
 	}
 }
+
+// TestN07_EmptyShapes gives every op an input with a dimension of 0: the error
+// comes while the graph is built, and nothing can run.
+func TestN07_EmptyShapes(t *testing.T) {
+	for _, c := range cases.All() {
+		if c.Err != "" || len(c.In[0].Shape) == 0 {
+			continue
+		}
+		c.In = slices.Clone(c.In)
+		c.In[0].Shape = append([]int{0}, c.In[0].Shape[1:]...)
+		for i := range c.In { // the graph has failed before a state could be filled
+			c.In[i].State = false
+		}
+		c.Err = c.In[0].Name + ": dimension 0 of " + graph.Dims(c.In[0].Shape) + " is 0, every dimension must be at least 1"
+		c.Forward(t, dtype.Float32, cases.Native)
+	}
+}
