@@ -22,17 +22,23 @@ import (
 	"github.com/seafan/seafan/models/train"
 )
 
-// build makes the program once for the tests that run it.
-func build(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "train")
-	if runtime.GOOS == "windows" {
-		path += ".exe"
+// TestMain builds the program for the tests that run it as a process.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "train")
+	if err != nil {
+		panic(err)
 	}
-	text, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
-	require.NoError(t, err, "%s", text)
-	return path
+	program = filepath.Join(dir, "train.exe")
+	text, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput()
+	if err != nil {
+		panic(string(text))
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
 }
+
+var program string
 
 func textFile(t *testing.T) string {
 	t.Helper()
@@ -47,7 +53,7 @@ func textFile(t *testing.T) string {
 
 // tiny are the flags of a run that takes about a second, most of it in saves.
 func tiny(text string, more ...string) []string {
-	return append(strings.Fields("-layers 1 -dim 8 -heads 2 -kv-heads 1 -ffn 12 -context 16 -batch 2 -warmup 5 -steps 60 -eval-every 7 -save-every 1 -json -text "+text), more...)
+	return append(strings.Fields("-layers 1 -dim 8 -heads 2 -kv-heads 1 -ffn 12 -context 16 -batch 2 -warmup 5 -steps 40 -eval-every 7 -save-every 1 -json -text "+text), more...)
 }
 
 // files are the bytes of the newest checkpoint, and the metrics without times.
@@ -76,13 +82,13 @@ func files(t *testing.T, out string) map[string]string {
 }
 
 func TestKillAtAnyMomentResumesToTheSameBits(t *testing.T) {
-	program, text := build(t), textFile(t)
+	text := textFile(t)
 	whole := filepath.Join(t.TempDir(), "whole")
 	begin := time.Now()
 	require.NoError(t, exec.Command(program, tiny(text, "-out", whole)...).Run())
 	took := time.Since(begin)
 	want := files(t, whole)
-	require.Equal(t, 60, strings.Count(want["metrics.jsonl"], "\n"))
+	require.Equal(t, 40, strings.Count(want["metrics.jsonl"], "\n"))
 
 	r := rand.New(rand.NewPCG(1, 2))
 	kills, runs := 0, 0
@@ -126,7 +132,7 @@ func TestInterruptSavesAndASecondOneEndsAtOnce(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no interrupt can be sent to a process")
 	}
-	program, text := build(t), textFile(t)
+	text := textFile(t)
 	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")
 	require.NoError(t, exec.Command(program, tiny(text, "-out", whole)...).Run())
 

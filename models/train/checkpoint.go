@@ -52,10 +52,9 @@ var stepTemporary = regexp.MustCompile(`^(step-[0-9]{8,})\.tmp-`)
 
 func stepName(step int) string { return fmt.Sprintf("step-%08d", step) }
 
-// Latest is the newest checkpoint of the folder of a run. What a killed process
-// left unfinished is removed.
+// Latest is the newest checkpoint of the folder of a run.
 func Latest(dir string) (string, error) {
-	steps, err := recoverSteps(dir)
+	steps, err := listSteps(dir)
 	if err != nil {
 		return "", err
 	}
@@ -65,23 +64,10 @@ func Latest(dir string) (string, error) {
 	return filepath.Join(dir, stepName(steps[len(steps)-1])), nil
 }
 
-// recoverSteps lists the steps of the checkpoints of a folder, ascending.
-func recoverSteps(dir string) ([]int, error) {
+// listSteps lists the steps of the checkpoints of a folder, ascending.
+func listSteps(dir string) ([]int, error) {
 	list, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range list {
-		if m := stepTemporary.FindStringSubmatch(f.Name()); m != nil {
-			if err := checkpoint.RecoverDir(filepath.Join(dir, m[1])); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if list, err = os.ReadDir(dir); err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	var steps []int
@@ -98,13 +84,53 @@ func recoverSteps(dir string) ([]int, error) {
 	return steps, nil
 }
 
+// take makes this Trainer the only one that writes to the folder, until
+// release, and mends what a killed one left.
+func (t *Trainer) take() error {
+	if t.lock != nil {
+		return nil
+	}
+	d, err := os.Open(t.dir)
+	if err != nil {
+		return err
+	}
+	if err := lockFile(d); err != nil {
+		return errors.Join(fmt.Errorf("%s: must not be written to by another run: %w", t.dir, err), d.Close())
+	}
+	t.lock = d
+	list, err := os.ReadDir(t.dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range list {
+		if m := stepTemporary.FindStringSubmatch(f.Name()); m != nil {
+			if err := checkpoint.RecoverDir(filepath.Join(t.dir, m[1])); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (t *Trainer) release() error {
+	if t.lock == nil {
+		return nil
+	}
+	err := t.lock.Close() // which unlocks it
+	t.lock = nil
+	return err
+}
+
 // open makes the folder ready for Run.
 func (t *Trainer) open() error {
-	if t.dir == "" || t.file != nil {
+	if t.dir == "" {
 		return nil
 	}
 	if err := os.MkdirAll(t.dir, 0o777); err != nil {
 		return fmt.Errorf("train: the folder of the run must be writable: %w", err)
+	}
+	if err := t.take(); err != nil {
+		return fmt.Errorf("train: %w", err)
 	}
 	if t.saved == "" {
 		if err := t.refuseOther(); err != nil {
@@ -123,7 +149,7 @@ func (t *Trainer) open() error {
 
 // refuseOther keeps a new run from writing over another.
 func (t *Trainer) refuseOther() error {
-	steps, err := recoverSteps(t.dir)
+	steps, err := listSteps(t.dir)
 	if err != nil {
 		return err
 	}
@@ -133,16 +159,17 @@ func (t *Trainer) refuseOther() error {
 	return nil
 }
 
+// closeFiles ends what open began.
 func (t *Trainer) closeFiles() error {
-	if t.file == nil {
-		return nil
+	var err error
+	if t.file != nil {
+		err = t.file.close()
+		t.file = nil
+		if t.state.Step > 0 {
+			err = errors.Join(err, WriteLosses(t.dir))
+		}
 	}
-	err := t.file.close()
-	t.file = nil
-	if t.state.Step == 0 {
-		return err
-	}
-	return errors.Join(err, WriteLosses(t.dir))
+	return joined(err, t.release())
 }
 
 // save writes a checkpoint of the present step, and removes those that Keep
@@ -205,7 +232,7 @@ func (t *Trainer) link(name string, step int) {
 // prune removes all but the Keep newest checkpoints and the best. A folder is
 // renamed before it is removed, so that none is ever there in part.
 func (t *Trainer) prune() error {
-	steps, err := recoverSteps(t.dir)
+	steps, err := listSteps(t.dir)
 	if err != nil {
 		return err
 	}
@@ -230,28 +257,41 @@ func (t *Trainer) prune() error {
 // and Options and data must be those of the run, but for Steps and for what
 // does not decide the parameters.
 func (t *Trainer) Resume() error {
+	if err := t.resume(); err != nil {
+		return fmt.Errorf("train: resume: %w", joined(err, t.release()))
+	}
+	t.log.Info("resumed", "dir", t.saved, "step", t.state.Step)
+	return nil
+}
+
+func (t *Trainer) resume() error {
+	if _, err := os.Stat(t.dir); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: %w", t.dir, ErrNoCheckpoint)
+	}
+	if err := t.take(); err != nil {
+		return err
+	}
 	dir, err := Latest(t.dir)
 	if err != nil {
-		return fmt.Errorf("train: resume: %w", err)
+		return err
 	}
 	r, err := readRecord(filepath.Join(dir, trainerName))
 	if err != nil {
-		return fmt.Errorf("train: resume: %w", err)
+		return err
 	}
 	if field, was, is := t.opts.differs(r.Options); field != "" {
-		return fmt.Errorf("train: resume: %s: option %s must be %s as in the run so far, got %s", dir, field, was, is)
+		return fmt.Errorf("%s: option %s must be %s as in the run so far, got %s", dir, field, was, is)
 	}
 	if d := t.data.Digest(); d != r.Data {
-		return fmt.Errorf("train: resume: %s: the data must be that of the run so far (digest %s), these are of another text, order, context or split (digest %s)", dir, r.Data, d)
+		return fmt.Errorf("%s: the data must be that of the run so far (digest %s), these are of another text, order, context or split (digest %s)", dir, r.Data, d)
 	}
 	if err := restore(contents{filepath.Join(dir, weightsName), t.weights()}, contents{filepath.Join(dir, optimizerName), t.adam.slots()}); err != nil {
-		return fmt.Errorf("train: resume: %w", err)
+		return err
 	}
 	for _, p := range t.model.Params().All() {
 		p.Touch()
 	}
 	t.state, t.saved, t.dirty = r.State, dir, false
-	t.log.Info("resumed", "dir", dir, "step", t.state.Step)
 	return nil
 }
 

@@ -78,7 +78,7 @@ func lines(t testing.TB, dir string) []Metric {
 
 func stepsIn(t testing.TB, dir string) []int {
 	t.Helper()
-	steps, err := recoverSteps(dir)
+	steps, err := listSteps(dir)
 	require.NoError(t, err)
 	return steps
 }
@@ -333,8 +333,10 @@ func TestNothingIsOverwritten(t *testing.T) {
 	file := write(t, filepath.Join(t.TempDir(), "file"), nil)
 	_, err = newRun(t, o, Random, Dir(file)).Run(context.Background())
 	require.ErrorContains(t, err, "train: the folder of the run must be writable: mkdir "+file)
-	err = newRun(t, o, Random, Dir(t.TempDir())).Resume()
-	require.ErrorIs(t, err, ErrNoCheckpoint)
+	for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "absent")} {
+		err = newRun(t, o, Random, Dir(dir)).Resume()
+		require.ErrorIs(t, err, ErrNoCheckpoint)
+	}
 }
 
 func TestResumeRefusesAnotherRun(t *testing.T) {

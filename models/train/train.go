@@ -15,6 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"os"
 	"time"
 
 	"github.com/seafan/seafan/graph"
@@ -50,6 +51,7 @@ type Trainer struct {
 	graphs map[graphKey]*loss
 	eval   *loss
 	train  *loss
+	lock   *os.File // the folder, locked
 	file   *metricsFile
 	bar    *bar
 	metric Metric
@@ -186,7 +188,7 @@ func (e *NotFinite) Error() string {
 // returns *Interrupted.
 func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
 	if err := t.open(); err != nil {
-		return Summary{}, err
+		return Summary{}, joined(err, t.closeFiles())
 	}
 	t.began, t.first, t.seen = time.Now(), t.state.Step, t.state.Tokens
 	t.bar = newBar(t.progress, t.opts.Steps, t.state.Step)
