@@ -98,7 +98,7 @@ func TestKillAtAnyMomentResumesToTheSameBits(t *testing.T) {
 		for done := false; !done; {
 			cmd := exec.Command(program, tiny(text, "-out", out, "-resume")...)
 			require.NoError(t, cmd.Start())
-			time.Sleep(time.Duration(r.Float64() * 0.5 * float64(took)))
+			time.Sleep(time.Duration(r.Float64() * 0.3 * float64(took)))
 			_ = cmd.Process.Kill() // it may have ended
 			done = cmd.Wait() == nil
 			if done {
