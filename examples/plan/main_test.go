@@ -1,0 +1,51 @@
+package main
+
+import (
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden plans")
+
+// TestPlansAreGolden compares the plans of a step of generation and of a
+// training step with texts: a change of the graph, of lifetimes or of the arena
+// shows as a diff.
+func TestPlansAreGolden(t *testing.T) {
+	const model = "../../models/testdata/golden/llama3"
+	for name, args := range map[string]string{
+		"generate.txt": "-batch 2 -context 64 -tokens 8",
+		"train.txt":    "-train -batch 2 -context 16",
+		"generate.dot": "-batch 1 -context 16 -dot",
+	} {
+		var out strings.Builder
+		require.NoError(t, run(append(strings.Fields(args), "-model", model), &out, io.Discard))
+		_, text, _ := strings.Cut(out.String(), "\n") // the first line names this machine's kernel
+		path := filepath.Join("testdata", name)
+		if *update {
+			require.NoError(t, os.MkdirAll("testdata", 0o777))
+			require.NoError(t, os.WriteFile(path, []byte(text), 0o666))
+		}
+		want, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, string(want), text, "%s; where the change is meant: go test ./examples/plan -update", name)
+	}
+}
+
+func TestBadFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                       "-model must name a model folder",
+		"-model none":            "models: open none/config.json: no such file or directory",
+		"-model x -batch 0":      "-batch must be 1 to 2^24, got 0",
+		"-model x -tokens -1":    "-tokens must be 0 to 2^24, got -1",
+		"-model x -context 0":    "-context must be 1 to 2^24, got 0",
+		"-model x -batch twelve": `invalid value "twelve" for flag -batch: parse error`,
+	} {
+		require.EqualError(t, run(strings.Fields(args), io.Discard, io.Discard), want)
+	}
+}
