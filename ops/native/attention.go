@@ -55,7 +55,7 @@ func forwardOf[T Float](a *AttentionArgs[T]) attnForward[T] {
 	f := attnForward[T]{
 		attnHeads: headsOf(a),
 		q:         a.Q, out: a.Out, lse: a.LSE, sinks: a.Sinks,
-		kv: kvSource[T]{k: a.K, v: a.V, hkv: a.Hkv, d: a.D, dv: a.Dv},
+		kv: kvSource[T]{k: kvRows[T]{full: a.K, hkv: a.Hkv, width: a.D}, v: kvRows[T]{full: a.V, hkv: a.Hkv, width: a.Dv}},
 	}
 	return f
 }

@@ -71,19 +71,26 @@ func BenchmarkAttentionProducts(b *testing.B) {
 // One decode step over pages; each byte of the cache is read once.
 func BenchmarkPagedDecode(b *testing.B) {
 	for _, c := range []struct{ batch, keys, hq, hkv, d int }{
-		{1, 600, 9, 3, 64}, {1, 4096, 9, 3, 64}, {8, 4096, 32, 8, 128},
+		{1, 600, 9, 3, 64}, {1, 4096, 9, 3, 64}, {2, 4096, 32, 8, 128},
 	} {
 		queries, lengths := make([]int32, c.batch), make([]int32, c.batch)
 		for i := range queries {
 			queries[i], lengths[i] = 1, int32(c.keys)
 		}
 		p := newPagedCase("bench", optest.Attention{Hq: c.hq, Hkv: c.hkv, D: c.d, Dv: c.d, Causal: true}, 16, queries, lengths)
-		args := pagedArgsOf[float32](p)
-		b.Run(fmt.Sprintf("B%d_kv%d_H%d_%d_D%d", c.batch, c.keys, c.hq, c.hkv, c.d), func(b *testing.B) {
-			b.SetBytes(int64(c.batch * c.keys * c.hkv * c.d * 2 * 4))
-			for b.Loop() {
-				PagedAttention(args)
+		wide := pagedArgsOf[float32](p)
+		for _, format := range []*optest.Format{nil, optest.BF16, optest.E4M3} {
+			args, name, size := wide, "f32", 4
+			if format != nil {
+				args.NarrowK, args.NarrowV, _, _ = narrowPools(p, format)
+				name, size = format.Name, map[*optest.Format]int{optest.BF16: 2, optest.E4M3: 1}[format]
 			}
-		})
+			b.Run(fmt.Sprintf("%s_B%d_kv%d_H%d_%d_D%d", name, c.batch, c.keys, c.hq, c.hkv, c.d), func(b *testing.B) {
+				b.SetBytes(int64(c.batch * c.keys * c.hkv * c.d * 2 * size))
+				for b.Loop() {
+					PagedAttention(args)
+				}
+			})
+		}
 	}
 }

@@ -303,3 +303,26 @@ func TestAttentionGradientByDifferences(t *testing.T) {
 		}, inputs...)
 	}
 }
+
+// Every size may be 0: nothing is read out of range, and what is written is what
+// a row without keys gives.
+func TestAttentionOfNothing(t *testing.T) {
+	for _, c := range []optest.Attention{
+		{B: 0, Lq: 3, Lk: 3, Hq: 2, Hkv: 1, D: 4, Dv: 4},
+		{B: 2, Lq: 0, Lk: 3, Hq: 2, Hkv: 1, D: 4, Dv: 4},
+		{B: 2, Lq: 3, Lk: 0, Hq: 2, Hkv: 1, D: 4, Dv: 4},
+		{B: 2, Lq: 3, Lk: 0, Hq: 2, Hkv: 1, D: 4, Dv: 4, KVLen: []int32{0, 0}, Sinks: []float64{1, 2}},
+		{B: 0, Lq: 0, Lk: 0, Hq: 0, Hkv: 0, D: 0, Dv: 0},
+	} {
+		zeros := func(n int) []float64 { return make([]float64, n) }
+		got := runAttention(t, c, zeros(c.B*c.Lq*c.Hq*c.D), zeros(c.B*c.Lk*c.Hkv*c.D), zeros(c.B*c.Lk*c.Hkv*c.Dv), zeros(c.B*c.Lq*c.Hq*c.Dv))
+		for _, x := range [][]float32{got.Out, got.DQ, got.DK, got.DV, got.DSinks} {
+			for _, v := range x {
+				require.Zero(t, v, "%+v", c)
+			}
+		}
+		for _, v := range got.LSE {
+			require.True(t, math.IsInf(float64(v), -1))
+		}
+	}
+}

@@ -9,30 +9,20 @@ import (
 
 // kvSource is where keys and values lie: rows of dense operands, or pages.
 type kvSource[T Float] struct {
-	k, v       []T
-	hkv, d, dv int
-	pages      PageTable
+	k, v  kvRows[T]
+	pages PageTable
 }
 
-// keys returns keys j0..j0+n of head hk as rows with their stride, gathered
-// into buf where they do not lie in such rows.
-func (kv *kvSource[T]) keys(s attnSeq, hk, j0, n int, buf []T) ([]T, int) {
-	return kv.rows(kv.k, kv.d, s, hk, j0, n, buf)
-}
-
-func (kv *kvSource[T]) values(s attnSeq, hk, j0, n int, buf []T) ([]T, int) {
-	return kv.rows(kv.v, kv.dv, s, hk, j0, n, buf)
-}
-
-func (kv *kvSource[T]) rows(x []T, d int, s attnSeq, hk, j0, n int, buf []T) ([]T, int) {
+// rows returns rows j0..j0+n of head hk of x, the keys or the values, with
+// their stride; they are gathered into buf where they lie in pages.
+func (kv *kvSource[T]) rows(x *kvRows[T], s attnSeq, hk, j0, n int, buf []T) ([]T, int) {
 	if kv.pages.PageSize == 0 {
-		return x[((s.k0+j0)*kv.hkv+hk)*d:], kv.hkv * d
+		return x.full[((s.k0+j0)*x.hkv+hk)*x.width:], x.hkv * x.width
 	}
 	for j := range n {
-		at := (kv.pages.Slot(s.b, j0+j)*kv.hkv + hk) * d
-		copy(buf[j*d:(j+1)*d], x[at:at+d])
+		x.read(buf[j*x.width:(j+1)*x.width], kv.pages.Slot(s.b, j0+j), hk)
 	}
-	return buf, d
+	return buf, x.width
 }
 
 // dot is the product of x with as many elements of y.
@@ -41,8 +31,15 @@ func dot[T Float](x, y []T) T { return T(sumMul(x, y[:len(x)])) }
 // axpy adds a x to y.
 func axpy[T Float](y []T, a T, x []T) { addScaled(y, y, x, a) }
 
+// scale multiplies y by a.
 func scale[T Float](y []T, a T) {
-	for i := range y {
+	full := 0
+	if inAssembly[T]() {
+		if full = len(y) &^ 7; full > 0 {
+			scaleFloats(f32p(y), float32(a), full)
+		}
+	}
+	for i := full; i < len(y); i++ {
 		y[i] *= a
 	}
 }

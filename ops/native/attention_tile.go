@@ -69,7 +69,7 @@ func (w *attnState[T]) attend(j0, n int) {
 	if view == attnPart {
 		step = attnStep
 	}
-	k, ldk := f.kv.keys(w.s, w.hk, j0, n, w.k)
+	k, ldk := f.kv.rows(&f.kv.k, w.s, w.hk, j0, n, w.k)
 	packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
 	for r := 0; r < w.rows; r += step {
 		end := min(r+step, w.rows)
@@ -79,7 +79,7 @@ func (w *attnState[T]) attend(j0, n int) {
 			w.softmaxRow(r, j0, lo, hi, view)
 		}
 	}
-	v, ldv := f.kv.values(w.s, w.hk, j0, n, w.v)
+	v, ldv := f.kv.rows(&f.kv.v, w.s, w.hk, j0, n, w.v)
 	if view == attnPart {
 		v, ldv = w.mend(v, ldv, j0, n)
 	}

@@ -37,6 +37,8 @@ type PagedArgs[T Float] struct {
 	Q        []T
 	K, V     []T
 
+	NarrowK, NarrowV NarrowPool // pools of narrower numbers in place of K and V
+
 	NewK, NewV []T // [T,Hkv,D], [T,Hkv,Dv]: put into the pages first; nil for none
 
 	QIndptr []int32 // [B+1], counts tokens
@@ -58,9 +60,6 @@ type PagedArgs[T Float] struct {
 // in any batch. Rows of q behind QIndptr[B] belong to no request: they put
 // nothing into pages and get out 0 and lse -Inf.
 func PagedAttention[T Float](a PagedArgs[T]) {
-	if len(a.NewK) > 0 {
-		appendRows(&a)
-	}
 	f := attnForward[T]{
 		attnHeads: attnHeads[T]{
 			b: len(a.QIndptr) - 1, lq: a.T, hq: a.Hq, hkv: a.Hkv, g: a.Hq / max(a.Hkv, 1), d: a.D, dv: a.Dv,
@@ -68,7 +67,15 @@ func PagedAttention[T Float](a PagedArgs[T]) {
 			causal: a.Causal, window: a.Window, qIndptr: a.QIndptr, pages: a.Table,
 		},
 		q: a.Q, out: a.Out, lse: a.LSE, sinks: a.Sinks,
-		kv: kvSource[T]{k: a.K, v: a.V, hkv: a.Hkv, d: a.D, dv: a.Dv, pages: a.Table},
+		kv: kvSource[T]{
+			k:     kvRows[T]{a.K, a.NarrowK, a.Hkv, a.D},
+			v:     kvRows[T]{a.V, a.NarrowV, a.Hkv, a.Dv},
+			pages: a.Table,
+		},
+	}
+	if len(a.NewK) > 0 {
+		a.put(&f.kv.k, a.NewK)
+		a.put(&f.kv.v, a.NewV)
 	}
 	f.run()
 }
@@ -103,18 +110,13 @@ func AppendPages[T Float](pool, rows []T, slots []int32, width int) {
 	}
 }
 
-// appendRows puts the new keys and values of a call into their pages.
-func appendRows[T Float](a *PagedArgs[T]) {
-	put := func(pool, rows []T, width int) {
-		for r := range len(a.QIndptr) - 1 {
-			q0, q1 := int(a.QIndptr[r]), int(a.QIndptr[r+1])
-			old := a.Table.Length(r) - (q1 - q0)
-			for i := q0; i < q1; i++ {
-				at := a.Table.Slot(r, old+i-q0) * width
-				copy(pool[at:at+width], rows[i*width:(i+1)*width])
-			}
+// put stores the new keys or values of a call.
+func (a *PagedArgs[T]) put(to *kvRows[T], rows []T) {
+	for r := range len(a.QIndptr) - 1 {
+		q0, q1 := int(a.QIndptr[r]), int(a.QIndptr[r+1])
+		old := a.Table.Length(r) - (q1 - q0)
+		for i := q0; i < q1; i++ {
+			to.write(a.Table.Slot(r, old+i-q0), rows[i*to.hkv*to.width:])
 		}
 	}
-	put(a.K, a.NewK, a.Hkv*a.D)
-	put(a.V, a.NewV, a.Hkv*a.Dv)
 }
