@@ -36,6 +36,24 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
+// BenchmarkEncodeFirst encodes with a tokenizer just opened: an empty cache.
+func BenchmarkEncodeFirst(b *testing.B) {
+	text := sourceText(b, opticks, 0, 567198)
+	for _, file := range benchFiles {
+		b.Run(filepath.Dir(file), func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			for range b.N {
+				b.StopTimer()
+				tok, err := Open(filepath.Join("testdata", file))
+				require.NoError(b, err)
+				b.StartTimer()
+				_, err = tok.Encode(text, EncodeOptions{})
+				require.NoError(b, err)
+			}
+		})
+	}
+}
+
 func BenchmarkDecode(b *testing.B) {
 	text := sourceText(b, opticks, 0, 567198)
 	for _, file := range benchFiles {

@@ -301,7 +301,7 @@ func (t *Tokenizer) addTokens(p *pipeline, tokens []addedToken) error {
 				continue
 			}
 			a.Content = text
-			t.vocab.tokens[a.ID] = text
+			t.vocab.rename(a.ID, text)
 		}
 		normalized = append(normalized, a)
 	}

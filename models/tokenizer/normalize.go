@@ -66,6 +66,10 @@ const safeMarks = 30
 func plainForm(f norm.Form, text string) string {
 	marks, start := 0, 0
 	for i, r := range text {
+		if r < utf8.RuneSelf {
+			marks, start = 0, i
+			continue
+		}
 		p := f.PropertiesString(text[i:])
 		if p.CCC() == 0 && len(p.Decomposition()) == 0 && r != 0x200D {
 			marks, start = 0, i

@@ -1,0 +1,157 @@
+// GGUF metadata made of the golden files, against the goldens.
+
+package tokenizer
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// ggufOf writes a tokenizer.json as GGUF metadata of the gpt2 kind.
+func ggufOf(t *testing.T, path, pre string) GGUF {
+	t.Helper()
+	var file struct {
+		AddedTokens []addedToken `json:"added_tokens"`
+		Model       struct {
+			Vocab  map[string]int
+			Merges json.RawMessage
+		}
+	}
+	readJSON(t, path, &file)
+	size := len(file.Model.Vocab)
+	for _, a := range file.AddedTokens {
+		size = max(size, int(a.ID)+1)
+	}
+	g := GGUF{Model: "gpt2", Pre: pre, Tokens: make([]string, size), Types: make([]int32, size)}
+	for token, id := range file.Model.Vocab {
+		g.Tokens[id], g.Types[id] = token, int32(normalPiece)
+	}
+	for _, a := range file.AddedTokens {
+		g.Tokens[a.ID], g.Types[a.ID] = a.Content, int32(userPiece)
+		if a.Special {
+			g.Types[a.ID] = int32(controlPiece)
+		}
+	}
+	merges, err := parseMerges(file.Model.Merges)
+	require.NoError(t, err)
+	for _, m := range merges {
+		g.Merges = append(g.Merges, m[0]+" "+m[1])
+	}
+	return g
+}
+
+// sameAsGolden compares with the goldens of a folder; special: ids_special too.
+func sameAsGolden(t *testing.T, tok *Tokenizer, folder string, special bool) {
+	t.Helper()
+	var g goldenFile
+	readJSON(t, "testdata/"+folder+"/golden.json", &g)
+	require.Equal(t, g.VocabSize, tok.VocabSize())
+	for _, row := range g.Texts {
+		if row.Source != nil {
+			text := sourceText(t, row.Source.File, row.Source.Start, row.Source.End)
+			require.Equal(t, row.IDsSHA256, hashIDs(encode(t, tok, text, false)), row.Name)
+			continue
+		}
+		require.Equal(t, row.IDs, encode(t, tok, row.Text, false), row.Name)
+		if special {
+			require.Equal(t, row.IDsSpecial, encode(t, tok, row.Text, true), row.Name)
+		}
+		require.Equal(t, row.Decode, tok.Decode(row.IDs, false), row.Name)
+		require.Equal(t, row.DecodeSkip, tok.Decode(row.IDs, true), row.Name)
+	}
+}
+
+func TestGGUFByteLevel(t *testing.T) {
+	g := ggufOf(t, "testdata/gpt2_style/tokenizer.json", "gpt-2")
+	tok, err := FromGGUF(g)
+	require.NoError(t, err)
+	sameAsGolden(t, tok, "gpt2_style", true)
+
+	g = ggufOf(t, "testdata/qwen_style/tokenizer.json", "qwen2")
+	eos := int32(2502)
+	g.EOS, g.Stop = &eos, []int32{2500, 2502, -1}
+	tok, err = FromGGUF(g)
+	require.NoError(t, err)
+	sameAsGolden(t, tok, "qwen_style", true)
+	require.Equal(t, SpecialIDs{BOS: -1, EOS: 2502, Unknown: -1, Pad: -1, Stop: []int32{2502, 2500}}, tok.Special())
+
+	g = ggufOf(t, "testdata/llama3_style/tokenizer.json", "llama-bpe")
+	bos := int32(3000)
+	g.BOS = &bos
+	tok, err = FromGGUF(g)
+	require.NoError(t, err)
+	sameAsGolden(t, tok, "llama3_style", true)
+	no := false
+	g.AddBOS = &no
+	tok, err = FromGGUF(g)
+	require.NoError(t, err)
+	require.Equal(t, encode(t, tok, "x", false), encode(t, tok, "x", true))
+}
+
+func TestGGUFPreTokenizers(t *testing.T) {
+	g := ggufOf(t, "testdata/gpt2_style/tokenizer.json", "")
+	text := "It's 12345 PLACES in 你好ab Über-x\n\n  ok"
+	for name := range ggufPres {
+		g.Pre = name
+		tok, err := FromGGUF(g)
+		require.NoError(t, err, name)
+		require.Equal(t, text, tok.Decode(encode(t, tok, text, false), false), name)
+	}
+	g.Pre = "smollm"
+	tok, err := FromGGUF(g)
+	require.NoError(t, err)
+	require.Len(t, encode(t, tok, "12345", false), 5)
+}
+
+func TestGGUFSentencePiece(t *testing.T) {
+	data, err := os.ReadFile("testdata/llama2_style/spm/tokenizer.model")
+	require.NoError(t, err)
+	m, err := parseSPModel(data)
+	require.NoError(t, err)
+	bos, eos := int32(1), int32(2)
+	g := GGUF{Model: "llama", Tokens: m.pieces, Scores: m.scores, BOS: &bos, EOS: &eos}
+	for _, kind := range m.types {
+		g.Types = append(g.Types, int32(kind))
+	}
+	g.Types[0] = int32(controlPiece) // the converted file finds <unk> in a text
+	g.Unknown = new(int32)
+	tok, err := FromGGUF(g)
+	require.NoError(t, err)
+	sameAsGolden(t, tok, "llama2_style/legacy", true)
+	require.Equal(t, SpecialIDs{BOS: 1, EOS: 2, Unknown: 0, Pad: -1, Stop: []int32{2}}, tok.Special())
+
+	pieces := []string{"<unk>", "</s>", "▁", "a", "b", "ab", "▁a"}
+	scores := []float32{0, 0, -2, -3, -3, -4, -2.5}
+	types := []int32{2, 3, 1, 1, 1, 1, 1}
+	eos = 1
+	tok, err = FromGGUF(GGUF{Model: "t5", Tokens: pieces, Scores: scores, Types: types, EOS: &eos})
+	require.NoError(t, err)
+	require.Equal(t, []int32{6, 4, 1, 6, 0, 3, 1}, encode(t, tok, "ab</s>axya", true))
+}
+
+func TestGGUFNamesWhatIsWrong(t *testing.T) {
+	far := int32(9)
+	for want, g := range map[string]GGUF{
+		"tokens: required":                  {Model: "gpt2"},
+		`model "bert" is not supported`:     {Model: "bert", Tokens: []string{"a"}},
+		`pre "" is not supported`:           {Model: "gpt2", Tokens: []string{"a"}},
+		`pre "new" is not supported`:        {Model: "gpt2", Pre: "new", Tokens: []string{"a"}},
+		"merges: at least one":              {Model: "gpt2", Pre: "gpt-2", Tokens: []string{"a"}},
+		`required two tokens and one space`: {Model: "gpt2", Pre: "gpt-2", Tokens: []string{"a"}, Merges: []string{"aa"}},
+		"both must be in vocab":             {Model: "gpt2", Pre: "gpt-2", Tokens: []string{"a"}, Merges: []string{"a b"}},
+		"token_type: required 1":            {Model: "gpt2", Pre: "gpt-2", Tokens: []string{"a"}, Types: []int32{1, 1}},
+		"bos_token_id: 9 is past":           {Model: "gpt2", Pre: "gpt-2", Tokens: []string{"a"}, BOS: &far},
+		"scores: required 1":                {Model: "llama", Tokens: []string{"a"}},
+		"unknown_token_id":                  {Model: "llama", Tokens: []string{"a"}, Scores: []float32{0}},
+		"form <0xNN>":                       {Model: "llama", Tokens: []string{"a"}, Scores: []float32{0}, Types: []int32{6}},
+		"got 1":                             {Model: "llama", Tokens: []string{"<0x01>"}, Scores: []float32{0}, Types: []int32{6}},
+		"precompiled_charsmap":              {Model: "t5", Tokens: []string{"a"}, Scores: []float32{0}, Types: []int32{2}, CharsMap: []byte{1}},
+	} {
+		_, err := FromGGUF(g)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "tokenizer: GGUF: ")
+	}
+}
