@@ -3,8 +3,6 @@
 
 package native
 
-import "math"
-
 // segments cuts packed tokens into sequences: at cu, or evenly where cu is nil.
 type segments struct {
 	cu        []int32
@@ -55,9 +53,10 @@ type ShortConvShape struct {
 }
 
 type shortConvArgs[T Float] struct {
-	y, next, x, w, state []T
-	seg                  segments
-	c, width, blocks     int
+	y, next, x, state []T
+	taps, one         []T // w transposed, [W,C], and a row of ones
+	seg               segments
+	c, width, blocks  int
 }
 
 var (
@@ -75,15 +74,34 @@ var (
 // sequence, which are the state for its continuation. An empty sequence hands
 // its state on. next must not share memory with state.
 func ShortConv[T Float](y, next, x, w, state []T, s ShortConvShape) {
-	a := shortConvArgs[T]{y: y, next: next, x: x, w: w, state: state,
-		seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width,
-		blocks: ceilDiv(s.Tokens, convRows)}
+	a := newShortConv(x, w, state, s)
+	a.y, a.next, a.blocks = y, next, ceilDiv(s.Tokens, convRows)
 	n := a.blocks
 	if next != nil {
 		n += a.seg.n
 	}
 	pick[shortConvArgs[T]](shortConv32, shortConv64).launch(n, a)
+	giveScratch(a.taps)
 }
+
+// newShortConv takes scratch for taps and one, which begins at taps.
+func newShortConv[T Float](x, w, state []T, s ShortConvShape) shortConvArgs[T] {
+	buf := takeScratch[T]((s.Width + 1) * s.Channels)
+	for c := range s.Channels {
+		for j := range s.Width {
+			buf[j*s.Channels+c] = w[c*s.Width+j]
+		}
+	}
+	one := buf[s.Width*s.Channels:]
+	for c := range one {
+		one[c] = 1
+	}
+	return shortConvArgs[T]{x: x, state: state, taps: buf, one: one,
+		seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width}
+}
+
+// tap returns the weights of all channels for the sample width-1-j tokens back.
+func (a *shortConvArgs[T]) tap(j int) []T { return a.taps[j*a.c:][:a.c] }
 
 // sample returns row t-back of the sequence [lo,...), which may lie in the
 // state: then stride is W-1, else 1. nil: zeros.
@@ -114,8 +132,9 @@ func shortConvUnit[T Float](a *shortConvArgs[T], i int) {
 		}
 		y := a.y[t*a.c:][:a.c]
 		a.preact(y, seq, lo, t)
-		for c, v := range y {
-			y[c] = v * sigmoid(v)
+		silu := gluArgs[T]{y: y, gate: y, up: a.one, n: a.c}
+		for u := range ceilDiv(a.c, unitElements) {
+			swiGLUUnit(&silu, u)
 		}
 	}
 }
@@ -125,11 +144,14 @@ func (a *shortConvArgs[T]) preact(y []T, seq, lo, t int) {
 	clear(y)
 	for j := range a.width {
 		row, stride := a.sample(seq, lo, t, a.width-1-j)
-		if row == nil {
-			continue
-		}
-		for c := range y {
-			y[c] += a.w[c*a.width+j] * row[c*stride]
+		switch {
+		case row == nil:
+		case stride == 1:
+			addScaleMul(y, row, a.tap(j), 1)
+		default:
+			for c, w := range a.tap(j) {
+				y[c] += w * row[c*stride]
+			}
 		}
 	}
 }
@@ -175,12 +197,12 @@ var (
 func ShortConvGrad[T Float](dx, dw, dstate, dy, dnext, x, w, state []T, s ShortConvShape) {
 	blocks := ceilDiv(s.Tokens, convGradRows)
 	a := shortConvGradArgs[T]{
-		shortConvArgs: shortConvArgs[T]{x: x, w: w, state: state,
-			seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width, blocks: blocks},
-		dx: dx, dw: dw, dstate: dstate, dy: dy, dnext: dnext,
+		shortConvArgs: newShortConv(x, w, state, s),
+		dx:            dx, dw: dw, dstate: dstate, dy: dy, dnext: dnext,
 		da:   takeScratch[T](s.Tokens * s.Channels),
 		part: takeScratch[T](blocks * s.Channels * s.Width),
 	}
+	a.blocks = blocks
 	n := blocks + 1
 	if dstate != nil {
 		n += a.seg.n
@@ -189,12 +211,14 @@ func ShortConvGrad[T Float](dx, dw, dstate, dy, dnext, x, w, state []T, s ShortC
 	pick[shortConvGradArgs[T]](shortConvDX32, shortConvDX64).launch(n, a)
 	giveScratch(a.da)
 	giveScratch(a.part)
+	giveScratch(a.taps)
 }
 
 // shortConvDA computes da and the share of dw of one block of tokens.
 func shortConvDA[T Float](a *shortConvGradArgs[T], i int) {
 	part := a.part[i*a.c*a.width:][:a.c*a.width]
 	clear(part)
+	unused := takeScratch[T](a.c) // the other gradient of the gated unit
 	t := i * convGradRows
 	end := min(t+convGradRows, a.seg.tokens)
 	seq := a.seg.of(t)
@@ -206,21 +230,25 @@ func shortConvDA[T Float](a *shortConvGradArgs[T], i int) {
 		}
 		da, dy := a.da[t*a.c:][:a.c], a.dy[t*a.c:][:a.c]
 		a.preact(da, seq, lo, t)
-		for c, v := range da {
-			s := sigmoid(v)
-			da[c] = dy[c] * s * (1 + v*(1-s))
+		silu := gluArgs[T]{dgate: da, dup: unused, y: dy, gate: da, up: a.one, n: a.c}
+		for u := range ceilDiv(a.c, unitElements) {
+			swiGLUGradUnit(&silu, u)
 		}
 		for j := range a.width {
 			row, stride := a.sample(seq, lo, t, a.width-1-j)
-			if row == nil {
-				continue
-			}
 			sum := part[j*a.c:][:a.c]
-			for c, v := range da {
-				sum[c] += v * row[c*stride]
+			switch {
+			case row == nil:
+			case stride == 1:
+				addScaleMul(sum, da, row, 1)
+			default:
+				for c, v := range da {
+					sum[c] += v * row[c*stride]
+				}
 			}
 		}
 	}
+	giveScratch(unused)
 }
 
 // shortConvDX writes dx of one block of tokens, then (next unit) dw, then (one
@@ -265,8 +293,12 @@ func (a *shortConvGradArgs[T]) sampleGrad(out []T, stride, seq, lo, hi, t int) {
 	for j := range a.width {
 		if s := t + w - j; s >= lo && s < hi {
 			da := a.da[s*a.c:][:a.c]
-			for c, v := range da {
-				out[c*stride] += a.w[c*a.width+j] * v
+			if stride == 1 {
+				addScaleMul(out[:a.c], da, a.tap(j), 1)
+				continue
+			}
+			for c, w := range a.tap(j) {
+				out[c*stride] += w * da[c]
 			}
 		}
 	}
@@ -284,13 +316,4 @@ func (a *shortConvGradArgs[T]) stateGrad(seq int) {
 	for j := range w {
 		a.sampleGrad(a.dstate[seq*a.c*w+j:], w, seq, lo, hi, lo-w+j)
 	}
-}
-
-// sigmoid is 1 / (1 + exp(-x)), evaluated in float64 without overflow.
-func sigmoid[T Float](x T) T {
-	if v := float64(x); v >= 0 {
-		return T(1 / (1 + math.Exp(-v)))
-	}
-	e := math.Exp(float64(x))
-	return T(e / (1 + e))
 }

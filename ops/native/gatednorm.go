@@ -33,13 +33,18 @@ func GatedRMSNorm[T Float](y, x, gate, w []T, rows, d int, eps float64) {
 }
 
 func gatedNormUnit[T Float](a *gatedNormArgs[T], i int) {
+	e := takeScratch[T](a.d)
 	for r := i * normRows; r < min((i+1)*normRows, a.rows); r++ {
 		x, y, gate := a.x[r*a.d:][:a.d], a.y[r*a.d:][:a.d], a.gate[r*a.d:][:a.d]
-		rstd := 1 / math.Sqrt(squares(x)/float64(a.d)+a.eps)
-		for j, v := range x {
-			y[j] = sigmoid(gate[j]) * T(float64(a.w[j])*float64(v)*rstd)
+		rstd := T(1 / math.Sqrt(sumMul(x, x)/float64(a.d)+a.eps))
+		expNeg(e, gate)
+		scaleMul(y, x, a.w, rstd)
+		for j, t := range e {
+			s, _ := sigmoids(t)
+			y[j] *= s
 		}
 	}
+	giveScratch(e)
 }
 
 // GatedRMSNormGrad writes dx [rows,d], dgate [rows,d] and dw [d] from dy and the
@@ -59,23 +64,26 @@ func GatedRMSNormGrad[T Float](dx, dgate, dw, dy, x, gate, w []T, rows, d int, e
 func gatedNormGradUnit[T Float](a *gatedNormArgs[T], i int) {
 	dw := a.part[i*a.d:][:a.d]
 	clear(dw)
+	buf := takeScratch[T](2 * a.d)
+	e, h := buf[:a.d], buf[a.d:]
 	for r := i * gatedNormRows; r < min((i+1)*gatedNormRows, a.rows); r++ {
 		x, dy, gate := a.x[r*a.d:][:a.d], a.dy[r*a.d:][:a.d], a.gate[r*a.d:][:a.d]
 		dx, dgate := a.dx[r*a.d:][:a.d], a.dgate[r*a.d:][:a.d]
-		rstd := 1 / math.Sqrt(squares(x)/float64(a.d)+a.eps)
-		dot := 0.0
+		square := sumMul(x, x)/float64(a.d) + a.eps
+		rstd := T(1 / math.Sqrt(square))
+		expNeg(e, gate)
 		for j, v := range x {
-			s := sigmoid(float64(gate[j]))
-			n, t := float64(v)*rstd, float64(dy[j])*s
-			h := t * float64(a.w[j])
-			dw[j] += T(t * n)
-			dgate[j] = T(h * n * (1 - s))
-			dot += h * n
+			s, rest := sigmoids(e[j])
+			n, t := v*rstd, dy[j]*s
+			h[j] = t * a.w[j]
+			dw[j] += t * n
+			dgate[j] = h[j] * n * rest
 		}
-		mean := dot / float64(a.d)
+		// In float64: the difference cancels where h lies along x.
+		along := sumMul(h, x) / float64(a.d) / square
 		for j, v := range x {
-			h := float64(dy[j]) * sigmoid(float64(gate[j])) * float64(a.w[j])
-			dx[j] = T(rstd * (h - float64(v)*rstd*mean))
+			dx[j] = T((float64(h[j]) - float64(v)*along) * float64(rstd))
 		}
 	}
+	giveScratch(buf)
 }

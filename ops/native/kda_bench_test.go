@@ -69,3 +69,35 @@ func BenchmarkKDA(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkKDAParts times the pieces around the core at T 4096, 8 heads of 128.
+func BenchmarkKDAParts(b *testing.B) {
+	const n, h, d = 4096, 8, 128
+	r := rand.New(rand.NewPCG(1, 1))
+	x, y, z := normals[float32](r, n*h*d), make([]float32, n*h*d), make([]float32, n*h*d)
+	p, dp := normals[float32](r, h*d*4), make([]float32, h*d*4)
+	s := ShortConvShape{Seqs: 1, Tokens: n, Channels: h * d, Width: 4}
+	for _, c := range []struct {
+		name string
+		run  func()
+	}{
+		{"conv", func() { ShortConv(y, nil, x, p, nil, s) }},
+		{"conv_gradient", func() { ShortConvGrad(y, dp, nil, x, nil, x, p, nil, s) }},
+		{"gate", func() { KDAGate(y, x, p[:h], p[:h*d], n, h, d, 0) }},
+		{"gate_gradient", func() { KDAGateGrad(y, dp[:h], dp[:h*d], x, x, p, p, n, h, d, 0) }},
+		{"l2norm", func() { L2Norm(y, x, n*h, d, 1e-6) }},
+		{"l2norm_gradient", func() { L2NormGrad(z, x, y, n*h, d, 1e-6) }},
+		{"gated_norm", func() { GatedRMSNorm(y, x, x, p, n*h, d, 1e-6) }},
+		{"gated_norm_gradient", func() { GatedRMSNormGrad(y, z, dp, x, x, x, p, n*h, d, 1e-6) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			best := math.Inf(1)
+			for b.Loop() {
+				start := time.Now()
+				c.run()
+				best = min(best, time.Since(start).Seconds())
+			}
+			b.ReportMetric(best*1e3, "best-ms")
+		})
+	}
+}

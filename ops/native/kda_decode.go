@@ -126,7 +126,7 @@ func kdaFusedRecurrentUnit[T Float](a *kdaFusedArgs[T], h int) {
 	buf := takeScratch[T](2 * d)
 	q, k := buf[:d], buf[d:]
 	for _, p := range [2]struct{ to, from []T }{{q, part(a.y)}, {k, part(a.y[all:])}} {
-		scale := 1 / math.Sqrt(squares(p.from)+KDAFusedEps)
+		scale := 1 / math.Sqrt(sumMul(p.from, p.from)+KDAFusedEps)
 		for j, v := range p.from {
 			p.to[j] = T(float64(v) * scale)
 		}

@@ -2,7 +2,10 @@
 
 package native
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // gateRows is how many tokens one unit of the gate takes: one partial sum of
 // the gradients of its parameters.
@@ -29,8 +32,8 @@ var (
 //	bound = 0:  g = -A log(1 + exp x)        the softplus form
 //	bound < 0:  g = bound sigmoid(A x)       the lower-bound form
 //
-// aLog has one value a head, dtBias one a channel (H K of them). It is
-// evaluated in float64: the small decays of a long memory keep their digits.
+// aLog has one value a head, dtBias one a channel (H K of them). A decay
+// near 0, a long memory, keeps its digits down to the smallest normal number.
 func KDAGate[T Float](g, z, aLog, dtBias []T, tokens, heads, dk int, bound float64) {
 	units := ceilDiv(tokens, gateRows)
 	pick[kdaGateArgs[T]](kdaGate32, kdaGate64).launch(units, kdaGateArgs[T]{
@@ -50,28 +53,69 @@ func (a *kdaGateArgs[T]) head(h int) (rate float64, bias []T) {
 }
 
 func kdaGateUnit[T Float](a *kdaGateArgs[T], i int) {
+	e := takeScratch[T](a.dk)
 	for h := range a.heads {
 		rate, bias := a.head(h)
 		for t := i * gateRows; t < min((i+1)*gateRows, a.tokens); t++ {
-			z, g := a.z[(t*a.heads+h)*a.dk:][:a.dk], a.g[(t*a.heads+h)*a.dk:][:a.dk]
-			for d, v := range z {
-				x := float64(v)
-				if bias != nil {
-					x += float64(bias[d])
-				}
+			at := (t*a.heads + h) * a.dk
+			g := a.g[at:][:a.dk]
+			a.input(g, e, a.z[at:][:a.dk], bias, rate)
+			for d, u := range g {
 				if a.bound == 0 {
-					g[d] = T(-rate * softplus(x))
+					g[d] = T(-rate) * softplus(u, e[d])
 				} else {
-					g[d] = T(a.bound * sigmoid(rate*x))
+					s, _ := sigmoids(e[d])
+					g[d] = T(a.bound) * s
 				}
 			}
 		}
 	}
+	giveScratch(e)
 }
 
-// softplus is log(1 + exp x) without overflow and with the tail of exp x.
-func softplus(x float64) float64 {
-	return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x)))
+// input writes what the nonlinearity takes, x or A x, to u, and exp(-u) to t.
+func (a *kdaGateArgs[T]) input(u, t, z, bias []T, rate float64) {
+	if bias == nil {
+		copy(u, z)
+	} else {
+		addScaled(u, z, bias, 1)
+	}
+	if a.bound != 0 && rate != 1 {
+		for d := range u {
+			u[d] *= T(rate)
+		}
+	}
+	expNeg(t, u)
+}
+
+// expNeg writes exp(-x), from which both sides of a sigmoid follow without
+// branches or cancellation.
+func expNeg[T Float](t, x []T) {
+	for i, v := range x {
+		t[i] = -v
+	}
+	expSlice(t, t)
+}
+
+// sigmoids returns s = 1 / (1 + exp(-x)) and 1 - s for t = exp(-x).
+func sigmoids[T Float](t T) (s, rest T) { return 1 / (1 + t), 1 / (1 + 1/t) }
+
+// sigmoid is 1 / (1 + exp(-x)).
+func sigmoid[T Float](x T) T { return 1 / (1 + expOf(-x)) }
+
+// softplus is log(1 + exp x) = max(x, 0) + log(1 + e) for t = exp(-x), with
+// e = exp(-|x|) and
+//
+//	log(1 + e) = 2 (z + z^3/3 + z^5/5 + ...),  z = e / (2 + e) <= 1/3
+func softplus[T Float](x, t T) T {
+	e := min(t, 1/t)
+	if unsafe.Sizeof(x) == 8 {
+		return max(x, 0) + T(math.Log1p(float64(e)))
+	}
+	z := e / (2 + e)
+	y := z * z
+	const c3, c5, c7, c9, c11, c13 = 1. / 3, 1. / 5, 1. / 7, 1. / 9, 1. / 11, 1. / 13
+	return max(x, 0) + 2*z*(1+y*(c3+y*(c5+y*(c7+y*(c9+y*(c11+y*c13))))))
 }
 
 // KDAGateGrad writes dz [T,H,K], daLog [H] and ddtBias [H,K] (the last two nil
@@ -107,6 +151,8 @@ func addRows[T Float](out, part []T, rows, n int) {
 }
 
 func kdaGateGradUnit[T Float](a *kdaGateArgs[T], i int) {
+	buf := takeScratch[T](2 * a.dk)
+	u, e := buf[:a.dk], buf[a.dk:]
 	for h := range a.heads {
 		rate, bias := a.head(h)
 		dDt := a.dDt[(i*a.heads+h)*a.dk:][:a.dk]
@@ -114,27 +160,27 @@ func kdaGateGradUnit[T Float](a *kdaGateArgs[T], i int) {
 		sumA := 0.0
 		for t := i * gateRows; t < min((i+1)*gateRows, a.tokens); t++ {
 			at := (t*a.heads + h) * a.dk
-			z, dg, dz := a.z[at:][:a.dk], a.dg[at:][:a.dk], a.dz[at:][:a.dk]
-			for d, v := range z {
-				x := float64(v)
-				if bias != nil {
-					x += float64(bias[d])
-				}
-				var byX float64
+			dg, dz := a.dg[at:][:a.dk], a.dz[at:][:a.dk]
+			a.input(u, e, a.z[at:][:a.dk], bias, rate)
+			for d, x := range u {
+				s, rest := sigmoids(e[d])
 				if a.bound == 0 {
-					byX = -rate * sigmoid(x) * float64(dg[d])
-					sumA -= float64(dg[d]) * rate * softplus(x)
+					dz[d] = T(-rate) * s * dg[d]
+					sumA -= float64(dg[d]) * float64(softplus(x, e[d]))
 				} else {
-					s := sigmoid(rate * x)
-					byX = a.bound * s * (1 - s) * rate * float64(dg[d])
-					sumA += byX * x
+					by := T(a.bound) * s * rest * dg[d]
+					dz[d] = by * T(rate)
+					sumA += float64(by) * float64(x)
 				}
-				dz[d] = T(byX)
-				dDt[d] += T(byX)
 			}
+			addScaled(dDt, dDt, dz, 1)
+		}
+		if a.bound == 0 {
+			sumA *= rate
 		}
 		a.dALog[i*a.heads+h] = T(sumA)
 	}
+	giveScratch(buf)
 }
 
 // betaRows is how many elements one unit of the write strength takes.
@@ -169,11 +215,11 @@ func kdaBeta[T Float](args kdaBetaArgs[T]) {
 
 func kdaBetaUnit[T Float](a *kdaBetaArgs[T], i int) {
 	for j := i * betaRows; j < min((i+1)*betaRows, a.n); j++ {
-		s := sigmoid(a.b[j])
+		s, rest := sigmoids(expOf(-a.b[j]))
 		if a.dbeta == nil {
 			a.out[j] = T(a.c) * s
 		} else {
-			a.out[j] = a.dbeta[j] * T(a.c) * s * (1 - s)
+			a.out[j] = a.dbeta[j] * T(a.c) * s * rest
 		}
 	}
 }

@@ -30,7 +30,7 @@ func L2Norm[T Float](y, x []T, rows, d int, eps float64) {
 func l2NormUnit[T Float](a *l2NormArgs[T], i int) {
 	for r := i * normRows; r < min((i+1)*normRows, a.rows); r++ {
 		x, y := a.x[r*a.d:][:a.d], a.y[r*a.d:][:a.d]
-		rstd := 1 / math.Sqrt(squares(x)+a.eps)
+		rstd := 1 / math.Sqrt(sumMul(x, x)+a.eps)
 		for j, v := range x {
 			y[j] = T(float64(v) * rstd)
 		}
@@ -48,28 +48,10 @@ func L2NormGrad[T Float](dx, dy, x []T, rows, d int, eps float64) {
 func l2NormGradUnit[T Float](a *l2NormArgs[T], i int) {
 	for r := i * normRows; r < min((i+1)*normRows, a.rows); r++ {
 		dx, dy, x := a.dx[r*a.d:][:a.d], a.dy[r*a.d:][:a.d], a.x[r*a.d:][:a.d]
-		dot := 0.0
-		for j, v := range dy {
-			dot += float64(v) * float64(x[j])
-		}
-		rstd := 1 / math.Sqrt(squares(x)+a.eps)
-		along := dot * rstd * rstd
+		rstd := 1 / math.Sqrt(sumMul(x, x)+a.eps)
+		along := sumMul(dy, x) * rstd * rstd
 		for j, v := range dy {
 			dx[j] = T(rstd * (float64(v) - float64(x[j])*along))
 		}
 	}
-}
-
-// squares sums x^2 in float64.
-func squares[T Float](x []T) float64 {
-	var a, b float64
-	for len(x) >= 2 {
-		a += float64(x[0]) * float64(x[0])
-		b += float64(x[1]) * float64(x[1])
-		x = x[2:]
-	}
-	if len(x) > 0 {
-		a += float64(x[0]) * float64(x[0])
-	}
-	return a + b
 }
