@@ -18,6 +18,7 @@ const (
 	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
 	gemmSets     = 512         // rows of A that far apart fall on too few cache sets to be read where they lie
 	gemmPackCols = 64          // columns of B that one unit packs
+	gemmFew      = 12          // rows up to which a product streams B
 	gemmSmall    = 1 << 17     // products below which one goroutine does it all
 )
 
@@ -53,9 +54,13 @@ func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int,
 	g.nc = gemmNC
 	if g.mBlocks == 1 {
 		// One block of rows: every panel of B is used by one unit alone, which
-		// packs it when it needs it and so reads B once.
+		// packs it when it needs it and so reads B once. Few rows are bound by
+		// that read: a unit then goes along the rows of one panel.
 		for g.nc > nr && ceilDiv(n, g.nc) < 16 {
 			g.nc /= 2
+		}
+		if m <= gemmFew {
+			g.nc = max(gemmNC/(k/gemmKC+1)/nr, 1) * nr
 		}
 		g.kEnd = k
 		launchGemm(&g)
@@ -149,7 +154,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		t.nextPass()
 	}
 	var aPacked, panel []T
-	if g.transA || g.lda%gemmSets == 0 {
+	if g.m > gemmFew && (g.transA || g.lda%gemmSets == 0) {
 		aPacked = takeScratch[T](gemmMC * gemmAStride)
 	}
 	if g.packed == nil {
@@ -174,12 +179,12 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 				var a []T
 				rsa, csa := gemmAStride, 1
 				switch {
+				case aPacked == nil:
+					a, rsa, csa = g.rowsA(i, p, kc)
 				case g.transA:
 					a, rsa, csa = aPacked[(i-i0)*kc:], 1, rows
-				case aPacked != nil:
+				default:
 					a = aPacked[(i-i0)*gemmAStride:]
-				case kc > 0:
-					a, rsa = g.a[i*g.lda+p:], g.lda
 				}
 				t.run(rows, cols, a, rsa, csa, b, nr, i, j)
 				i += rows
@@ -193,6 +198,18 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	if aPacked != nil {
 		giveScratch(aPacked)
 	}
+}
+
+// rowsA is op(A) from row i, column p on, where it lies, with its strides.
+func (g *gemmOperands[T]) rowsA(i, p, kc int) (a []T, rsa, csa int) {
+	rsa, csa = g.lda, 1
+	if g.transA {
+		rsa, csa = 1, g.lda
+	}
+	if kc == 0 {
+		return nil, rsa, csa
+	}
+	return g.a[i*rsa+p*csa:], rsa, csa
 }
 
 // packA copies rows i0..i1 of op(A), columns p..p+kc. A row-major A keeps its
@@ -269,10 +286,6 @@ func packTransposed[T Float](dst, b []T, ldb, kc, cols, nr int) {
 func (g *gemmOperands[T]) serial() {
 	nr := tileCols[T]()
 	t := g.firstPass()
-	rsa, csa := g.lda, 1
-	if g.transA {
-		rsa, csa = 1, g.lda
-	}
 	var panel []T
 	for p := 0; p < g.k || p == 0; p += gemmKC {
 		kc := min(gemmKC, g.k-p)
@@ -294,10 +307,7 @@ func (g *gemmOperands[T]) serial() {
 			}
 			for i := 0; i < g.m; {
 				rows := tileRows[T](g.m - i)
-				var a []T
-				if kc > 0 {
-					a = g.a[i*rsa+p*csa:]
-				}
+				a, rsa, csa := g.rowsA(i, p, kc)
 				t.run(rows, cols, a, rsa, csa, b, rsb, i, j)
 				i += rows
 			}
