@@ -87,6 +87,12 @@ func New(opts ...Option) *Builder {
 	return &Builder{shared: s}
 }
 
+// Sibling returns an empty graph with the parameters, states and element type
+// of b.
+func (b *Builder) Sibling() *Builder {
+	return New(Share(b.params), States(b.states), Float(b.float))
+}
+
 // Scope returns a builder whose names start with the given path.
 func (b *Builder) Scope(format string, args ...any) *Builder {
 	return &Builder{b.shared, join(b.scope, fmt.Sprintf(format, args...))}

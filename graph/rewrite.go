@@ -18,13 +18,39 @@ func Rewrite(b *Builder, sub Substitute) (*Builder, error) {
 	return nb, err
 }
 
+// RewriteInto is Rewrite into an empty graph that has the parameters, states
+// and element type of src: for callers that hand out a builder and want a pass
+// between the model and themselves.
+func RewriteInto(dst, src *Builder, sub Substitute) error {
+	switch {
+	case dst.err != nil:
+		return dst.err
+	case len(dst.nodes) > 0:
+		return fmt.Errorf("rewrite: the target must be empty, it has %d nodes", len(dst.nodes))
+	case dst.params != src.params || dst.states != src.states || dst.float != src.float:
+		return errors.New("rewrite: the target must share parameters, states and element type with the graph")
+	}
+	_, err := rewriteInto(dst, src, src.nodes, sub)
+	return err
+}
+
 // rewrite rebuilds the given nodes, inputs before users, and tells what became
 // of each.
 func rewrite(b *Builder, nodes []*Node, sub Substitute) (*Builder, map[*Node][]*Node, error) {
-	if b.err != nil {
-		return nil, nil, b.err
+	nb := b.Sibling()
+	became, err := rewriteInto(nb, b, nodes, sub)
+	if err != nil {
+		return nil, nil, err
 	}
-	nb := New(Share(b.params), States(b.states), Float(b.float))
+	nb.scope = b.scope
+	return nb, became, nil
+}
+
+func rewriteInto(nb, b *Builder, nodes []*Node, sub Substitute) (map[*Node][]*Node, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	nb = &Builder{shared: nb.shared} // its scope changes on the way
 	became := make(map[*Node][]*Node, len(nodes))
 	for _, n := range nodes {
 		nb.scope = n.scope
@@ -51,20 +77,19 @@ func rewrite(b *Builder, nodes []*Node, sub Substitute) (*Builder, map[*Node][]*
 		}
 		nb.within = nil
 		if nb.err != nil {
-			return nil, nil, nb.err
+			return nil, nb.err
 		}
 		if err := fits(n, out); err != nil {
-			return nil, nil, located(n.name, n.op.Name(), err)
+			return nil, located(n.name, n.op.Name(), err)
 		}
 		became[n] = out
 	}
-	nb.scope = b.scope
 	for _, o := range b.outputs {
 		if m := became[o.node]; m != nil {
 			nb.Output(o.name, m[0])
 		}
 	}
-	return nb, became, nb.err
+	return became, nb.err
 }
 
 // fits holds a substitute to the results of the node it stands for.

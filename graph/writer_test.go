@@ -116,3 +116,21 @@ func TestABodySeesItsParameterAndWhatItKeepsThere(t *testing.T) {
 	require.EqualValues(t, 2, changes(second))
 	require.EqualValues(t, 2, changes(first))
 }
+
+func TestRewriteIntoAnEmptyGraph(t *testing.T) {
+	src := graph.New()
+	s := src.Scope("layers.%d", 1)
+	y := graph.Apply(scale{3}, graph.Apply(scale{2}, s.Param("x", 4)))
+	src.Output("y", y)
+	dst := src.Sibling()
+	require.NoError(t, graph.RewriteInto(dst, src, nil))
+	require.NoError(t, graph.Verify(dst))
+	require.Equal(t, y.Name(), dst.Out("y").Name())
+	require.Equal(t, src.Store(), dst.Store())
+	require.Equal(t, "later", dst.Input("later", dtype.Float32, 1).Name(), "the scope of the target stays")
+	require.EqualError(t, graph.RewriteInto(dst, src, nil), "rewrite: the target must be empty, it has 4 nodes")
+	require.EqualError(t, graph.RewriteInto(graph.New(), src, nil), "rewrite: the target must share parameters, states and element type with the graph")
+	bad := src.Sibling()
+	bad.Input("", dtype.Float32)
+	require.EqualError(t, graph.RewriteInto(bad, src, nil), "an input needs a name")
+}

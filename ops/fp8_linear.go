@@ -74,6 +74,9 @@ func FP8LinearAs(label string, x, w *graph.Node, r FP8Recipe, bias ...*graph.Nod
 			name = fmt.Sprintf("%s.fp8.%d", w.Label(), k)
 		}
 		for _, operand := range []string{"x", "w", "g"} {
+			if err := r.fits(b.Store().Get(fp8StateName(w, name, operand))); err != nil {
+				b.Fail(err)
+			}
 			in = append(in, b.State(name+"."+operand, dtype.Float32, fp8History+r.History))
 		}
 	}

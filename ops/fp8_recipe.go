@@ -3,7 +3,10 @@ package ops
 import (
 	"fmt"
 	"math"
+	"strings"
 
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -101,7 +104,7 @@ const (
 	fp8Filled         // amax values in the history
 	fp8Next           // where the next one goes
 	fp8Skipped        // training steps whose amax was 0, infinite or NaN
-	fp8Amax           // the last amax, as it was
+	fp8Amax           // the last amax that was none of these
 	fp8NaN            // NaN elements met
 	fp8History
 )
@@ -124,6 +127,18 @@ func (r FP8Recipe) tag() float32 {
 func (s fp8State) recipe() FP8Recipe {
 	t := int(s[fp8Recipe]) - 1
 	return FP8Recipe{Format: FP8Policy(t & 3), History: len(s) - fp8History, Margin: int(s[fp8Margin]), MostRecent: t&8 != 0}
+}
+
+// fits refuses a state, if it is there, with a history of another length.
+func (r FP8Recipe) fits(p *graph.Param) error {
+	if p == nil || p.Type.Size() == fp8History+r.History {
+		return nil
+	}
+	was := FP8Recipe{History: p.Type.Size() - fp8History}
+	if s := fp8State(graph.Data[float32](p.Tensor())); s[fp8Recipe] != 0 {
+		was = s.recipe()
+	}
+	return fmt.Errorf("fp8_linear: the state %s is of the recipe %s, the graph has %s", p.Name, was, r)
 }
 
 // check refuses the state of another recipe.
@@ -183,7 +198,7 @@ func (s fp8State) replaced(amax float32) bool {
 // first.
 func (r FP8Recipe) record(s fp8State, amax, step float32, nan int, fresh bool) {
 	s[fp8Recipe], s[fp8Margin] = r.tag(), float32(r.Margin)
-	s[fp8Step], s[fp8Amax] = step, amax
+	s[fp8Step] = step
 	s[fp8NaN] = min(s[fp8NaN]+float32(nan), 1<<24) // the counts stay exact in a float32
 	if fresh {
 		s[fp8Filled], s[fp8Next] = 0, 0
@@ -192,6 +207,7 @@ func (r FP8Recipe) record(s fp8State, amax, step float32, nan int, fresh bool) {
 		s[fp8Skipped] = min(s[fp8Skipped]+1, 1<<24)
 		return
 	}
+	s[fp8Amax] = amax
 	if r.History == 0 {
 		return
 	}
@@ -202,3 +218,38 @@ func (r FP8Recipe) record(s fp8State, amax, step float32, nan int, fresh bool) {
 }
 
 func usable(amax float32) bool { return amax > 0 && !math.IsInf(float64(amax), 0) }
+
+// FP8Stat is what an operand of an FP8 linear has met in training.
+type FP8Stat struct {
+	State    string    `json:"state"` // its name: the weight's, ".fp8.", and x, w or g
+	Recipe   string    `json:"recipe"`
+	Step     float32   `json:"step"` // used last
+	Amax     float32   `json:"amax"` // met last, of those not skipped
+	History  []float32 `json:"history,omitempty"`
+	Skipped  int       `json:"skipped"` // steps whose amax was 0, infinite or NaN
+	NaN      int       `json:"nan"`     // NaN elements
+	Recorded bool      `json:"recorded"`
+}
+
+// FP8Stats reads the states of all FP8 linears among the parameters, in their
+// order.
+func FP8Stats(params *graph.Params) []FP8Stat {
+	var stats []FP8Stat
+	for _, p := range params.All() {
+		base, _, ok := strings.Cut(p.Name, ".fp8.")
+		if !ok || base == "" || !p.State || p.Type.DType != dtype.Float32 || p.Type.Size() < fp8History {
+			continue
+		}
+		s := fp8State(graph.Data[float32](p.Tensor()))
+		st := FP8Stat{State: p.Name, Step: s[fp8Step], Amax: s[fp8Amax], Skipped: int(s[fp8Skipped]), NaN: int(s[fp8NaN]), Recorded: s[fp8Recipe] != 0}
+		if st.Recorded {
+			st.Recipe = s.recipe().String()
+		}
+		n := len(s) - fp8History
+		for i := range int(s[fp8Filled]) { // oldest first
+			st.History = append(st.History, s[fp8History+(int(s[fp8Next])+n-int(s[fp8Filled])+i)%n])
+		}
+		stats = append(stats, st)
+	}
+	return stats
+}
