@@ -39,6 +39,14 @@ func (f *fileJSON) build() (*Tokenizer, error) {
 	p := &pipeline{}
 	t := &Tokenizer{enc: p, vocab: newVocabulary(), special: noSpecialIDs()}
 	var err error
+	for name, raw := range map[string]json.RawMessage{
+		"normalizer": f.Normalizer, "pre_tokenizer": f.PreTokenizer,
+		"post_processor": f.PostProcessor, "decoder": f.Decoder,
+	} {
+		if deeperThan(raw, maxNesting) {
+			return nil, fmt.Errorf("%s: nested deeper than %d", name, maxNesting)
+		}
+	}
 	if p.normalizer, err = parseNormalizer(f.Normalizer); err != nil {
 		return nil, fmt.Errorf("normalizer: %w", err)
 	}
@@ -60,6 +68,30 @@ func (f *fileJSON) build() (*Tokenizer, error) {
 	}
 	t.decode = stagesOf(decoders)
 	return t, nil
+}
+
+// maxNesting is the depth of brackets that a component may have. Each sequence
+// is read once for every sequence around it.
+const maxNesting = 32
+
+func deeperThan(raw json.RawMessage, limit int) bool {
+	depth, inString := 0, false
+	for i := 0; i < len(raw); i++ {
+		switch c := raw[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '{' || c == '[':
+			if depth++; depth > limit {
+				return true
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return false
 }
 
 // isNull tells whether a component is absent.

@@ -54,7 +54,7 @@ func (t *pairTable) slot(key uint64) *pairSlot {
 
 // set stores a value, replacing an earlier one.
 func (t *pairTable) set(a, b, x, y int32) {
-	if 2*(t.used+1) > len(t.slots) {
+	if 4*(t.used+1) > 3*len(t.slots) {
 		t.resize(2 * len(t.slots))
 	}
 	s := t.slot(pairKey(a, b))

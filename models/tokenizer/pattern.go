@@ -87,7 +87,13 @@ func (words) matches(text string, yield func(start, end int) error) error {
 // expression is a compiled regular expression.
 type expression struct{ re *regexp2.Regexp }
 
+// maxPattern is far above the longest pattern of a published tokenizer (1 kB).
+const maxPattern = 1 << 14
+
 func compile(pattern string) (expression, error) {
+	if len(pattern) > maxPattern {
+		return expression{}, fmt.Errorf("regular expression of %d bytes: at most %d are supported", len(pattern), maxPattern)
+	}
 	translated, err := translate(pattern)
 	if err != nil {
 		return expression{}, fmt.Errorf("regular expression %q: %w", pattern, err)

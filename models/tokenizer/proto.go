@@ -67,7 +67,7 @@ func readProtoField(b []byte) (f protoField, n int, err error) {
 	case 2:
 		size, m := binary.Uvarint(rest)
 		if m <= 0 || size > uint64(len(rest)-m) {
-			return f, 0, fmt.Errorf("field %d: required %d bytes, %d left", f.number, size, len(rest))
+			return f, 0, fmt.Errorf("field %d: required %d bytes, %d left", f.number, size, len(rest)-max(m, 0))
 		}
 		f.data = rest[m : m+int(size)]
 		return f, n + m + int(size), nil
