@@ -35,7 +35,7 @@ const (
 // and decode are the same graph.
 func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 	c := m.Config
-	table, err := m.rotary(c.Context)
+	layers, err := m.reaches(c.Context)
 	if err != nil {
 		return b.Fail(err)
 	}
@@ -49,10 +49,11 @@ func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 		return b.State(name, b.Float(), s.Pages, s.PageSize, c.KVHeads, c.HeadDim)
 	}
 	hidden := m.Hidden(b, tokens, Dropout{}, func(_ *graph.Builder, l int, q, k, v *graph.Node) *graph.Node {
-		q, k = ops.Rotary(q, pos, table, ops.Half), ops.Rotary(k, pos, table, ops.Half)
+		r := layers[l]
+		q, k = r.turn(q, pos), r.turn(k, pos)
 		kp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.k", l)), k, slots)
 		vp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.v", l)), v, slots)
-		return ops.PagedAttention(q, kp, vp, pages, ops.PagedAttentionOp{Causal: true, Window: c.Window})
+		return ops.PagedAttention(q, kp, vp, pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale})
 	})
 	// Rows of a table are read by index: the last row of each request.
 	last := ops.Embedding(ints(PackedLastRows, s.Requests), hidden)

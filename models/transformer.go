@@ -10,7 +10,6 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 
@@ -20,14 +19,14 @@ import (
 )
 
 // Transformer is a decoder with grouped-query attention, rotary positions,
-// RMSNorm and SwiGLU: the llama family. Parameters carry the names of the
-// Hugging Face checkpoint.
+// RMSNorm and a gated unit: llama and the types that vary it, each in the file
+// with its name. Parameters carry the names of the Hugging Face checkpoint.
 type Transformer struct {
 	Config Config
 
 	params *graph.Params
 	mu     sync.Mutex
-	tables map[int]*ops.RotaryTable
+	tables map[tableKey]*ops.RotaryTable
 }
 
 // New returns a model without weights: Init or Load gives it some.
@@ -35,24 +34,62 @@ func New(c Config) (*Transformer, error) {
 	if err := c.Check(); err != nil {
 		return nil, fmt.Errorf("models: %w", err)
 	}
-	return &Transformer{Config: c, params: graph.NewParams(), tables: map[int]*ops.RotaryTable{}}, nil
+	return &Transformer{Config: c, params: graph.NewParams(), tables: map[tableKey]*ops.RotaryTable{}}, nil
 }
 
 // Params holds the weights, shared by every graph of the model.
 func (m *Transformer) Params() *graph.Params { return m.params }
 
-// rotary returns the table for n positions, made once.
-func (m *Transformer) rotary(n int) (*ops.RotaryTable, error) {
+// tableKey names a rotary table: its length, and which of the two rotations.
+type tableKey struct {
+	positions int
+	local     bool
+}
+
+func (m *Transformer) table(k tableKey) (*ops.RotaryTable, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t := m.tables[n]; t != nil {
+	if t := m.tables[k]; t != nil {
 		return t, nil
 	}
-	t, err := ops.NewRotaryTable(m.Config.rotary(n))
+	t, err := ops.NewRotaryTable(m.Config.rotary(k.positions, k.local))
 	if err == nil {
-		m.tables[n] = t
+		m.tables[k] = t
 	}
 	return t, err
+}
+
+// reach is how far the attention of one layer sees and how it turns heads.
+type reach struct {
+	table  *ops.RotaryTable // nil: no rotation
+	window int
+	scale  float64
+}
+
+// reaches lists the layers' for sequences of n tokens.
+func (m *Transformer) reaches(n int) ([]reach, error) {
+	c := &m.Config
+	rs := make([]reach, c.Layers)
+	for l := range rs {
+		rs[l] = reach{window: c.WindowOf(l), scale: c.Scale}
+		if c.NoRope != nil && c.NoRope[l] {
+			continue
+		}
+		t, err := m.table(tableKey{n, c.LocalTheta > 0 && rs[l].window > 0})
+		if err != nil {
+			return nil, err
+		}
+		rs[l].table = t
+	}
+	return rs, nil
+}
+
+// turn rotates the heads of x; a nil pos means positions 0..T-1.
+func (r reach) turn(x, pos *graph.Node) *graph.Node {
+	if r.table == nil {
+		return x
+	}
+	return ops.Rotary(x, pos, r.table, ops.Half)
 }
 
 // Mixer is how a layer's queries meet keys and values: q [...,Heads,HeadDim], k
@@ -61,33 +98,17 @@ type Mixer func(s *graph.Builder, layer int, q, k, v *graph.Node) *graph.Node
 
 // Hidden builds the decoder up to its last norm: tokens [...] give [...,Hidden].
 func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout, mix Mixer) *graph.Node {
-	c := m.Config
+	c, arch := m.Config, architectures[m.Config.Type]
 	b = b.Scope("model")
 	x := ops.Embedding(tokens, b.Param("embed_tokens.weight", c.Vocab, c.Hidden))
-	x = drop.apply(x, "embed")
-	lead := tokens.Shape()
-	for l := range c.Layers {
-		s := b.Scope("layers.%d", l)
-		h := ops.RMSNorm(x, s.Param("input_layernorm.weight", c.Hidden), c.NormEps)
-		a := s.Scope("self_attn")
-		q := heads(linear(a, "q_proj", h, c.Heads*c.HeadDim, c.QKVBias), lead, c.Heads, c.HeadDim)
-		k := heads(linear(a, "k_proj", h, c.KVHeads*c.HeadDim, c.QKVBias), lead, c.KVHeads, c.HeadDim)
-		v := heads(linear(a, "v_proj", h, c.KVHeads*c.HeadDim, c.QKVBias), lead, c.KVHeads, c.HeadDim)
-		if c.QKNorm {
-			q = ops.RMSNorm(q, a.Param("q_norm.weight", c.HeadDim), c.NormEps)
-			k = ops.RMSNorm(k, a.Param("k_norm.weight", c.HeadDim), c.NormEps)
-		}
-		o := ops.Reshape(mix(a, l, q, k, v), append(slices.Clone(lead), c.Heads*c.HeadDim)...)
-		o = linear(a, "o_proj", o, c.Hidden, c.OutputBias)
-		x = ops.Add(x, drop.apply(o, fmt.Sprintf("attn.%d", l)))
-
-		h = ops.RMSNorm(x, s.Param("post_attention_layernorm.weight", c.Hidden), c.NormEps)
-		f := s.Scope("mlp")
-		h = ops.SwiGLU(linear(f, "gate_proj", h, c.FFN, c.MLPBias), linear(f, "up_proj", h, c.FFN, c.MLPBias))
-		h = linear(f, "down_proj", h, c.Hidden, c.MLPBias)
-		x = ops.Add(x, drop.apply(h, fmt.Sprintf("mlp.%d", l)))
+	if arch.embedScale != nil {
+		x = ops.Affine(x, arch.embedScale(&c), 0)
 	}
-	return ops.RMSNorm(x, b.Param("norm.weight", c.Hidden), c.NormEps)
+	x = drop.apply(x, "embed")
+	for i := range c.Layers {
+		x = arch.layer(&layer{Builder: b.Scope("layers.%d", i), c: &m.Config, arch: arch, index: i, drop: drop, mix: mix}, x)
+	}
+	return arch.norm(b, "norm", x, c.NormEps)
 }
 
 // Head gives the logits [...,Vocab] of hidden states [...,Hidden].
@@ -101,13 +122,13 @@ func (m *Transformer) Head(b *graph.Builder, hidden *graph.Node) *graph.Node {
 // Logits builds the model for whole sequences tokens [B,T] at positions 0..T-1:
 // logits [B,T,Vocab].
 func (m *Transformer) Logits(b *graph.Builder, tokens *graph.Node, drop Dropout) *graph.Node {
-	table, err := m.rotary(tokens.Dim(1))
+	layers, err := m.reaches(tokens.Dim(1))
 	if err != nil {
 		return b.Fail(err)
 	}
-	hidden := m.Hidden(b, tokens, drop, func(_ *graph.Builder, _ int, q, k, v *graph.Node) *graph.Node {
-		q, k = ops.Rotary(q, nil, table, ops.Half), ops.Rotary(k, nil, table, ops.Half)
-		return ops.Attention(q, k, v, ops.AttentionOptions{Causal: true, Window: m.Config.Window})
+	hidden := m.Hidden(b, tokens, drop, func(_ *graph.Builder, l int, q, k, v *graph.Node) *graph.Node {
+		r := layers[l]
+		return ops.Attention(r.turn(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale})
 	})
 	return m.Head(b, hidden)
 }
@@ -147,18 +168,6 @@ func streamSeed(seed uint64, name string) uint64 {
 	return h.Sum64()
 }
 
-func linear(b *graph.Builder, name string, x *graph.Node, out int, bias bool) *graph.Node {
-	w := b.Param(name+".weight", out, x.Dim(-1))
-	if bias {
-		return ops.Linear(x, w, b.Param(name+".bias", out))
-	}
-	return ops.Linear(x, w)
-}
-
-func heads(x *graph.Node, lead []int, h, d int) *graph.Node {
-	return ops.Reshape(x, append(slices.Clone(lead), h, d)...)
-}
-
 // Declare makes Params hold every parameter of the model, without values.
 func (m *Transformer) Declare() error {
 	b := graph.New(graph.Share(m.params))
@@ -174,12 +183,17 @@ func (m *Transformer) Init(seed uint64) error {
 	if err := m.Declare(); err != nil {
 		return err
 	}
+	unit := architectures[m.Config.Type].unitNorm
 	for _, p := range m.params.All() {
 		w := graph.Data[float32](p.Tensor())
 		switch {
 		case strings.HasSuffix(p.Name, "norm.weight"):
+			one := float32(1)
+			if unit {
+				one = 0 // the norm adds it
+			}
 			for i := range w {
-				w[i] = 1
+				w[i] = one
 			}
 		case strings.HasSuffix(p.Name, ".bias"):
 			clear(w)

@@ -1,0 +1,48 @@
+// The table of model types.
+
+package models
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+)
+
+// architecture is what differs between the model types. Each type has a file
+// with its name.
+type architecture struct {
+	class string // in "architectures" of config.json
+
+	defaults func() file // values of the keys that config.json may leave out
+
+	// read takes from config.json what the type alone knows, and refuses
+	// values it cannot follow; write is the way back.
+	read  func(f *file, c *Config) error
+	write func(f *file, c *Config)
+
+	layer func(l *layer, x *graph.Node) *graph.Node // x [...,Hidden] to the same
+
+	gelu       bool                    // the gated unit is GeGLU with tanh, else SwiGLU
+	wholeNorm  bool                    // the norms of q and k are over all heads at once
+	unitNorm   bool                    // norms multiply by 1 + weight
+	embedScale func(c *Config) float64 // what the rows of the table are multiplied by; nil: nothing
+
+	gguf *ggufForm // how GGUF files spell the type; nil: they do not have it
+}
+
+var architectures = map[string]*architecture{
+	"llama":       &llama,
+	"mistral":     &mistral,
+	"qwen2":       &qwen2,
+	"qwen3":       &qwen3,
+	"gemma3_text": &gemma3,
+	"olmo2":       &olmo2,
+	"smollm3":     &smollm3,
+}
+
+// Types lists the supported values of model_type, sorted.
+func Types() []string { return slices.Sorted(maps.Keys(architectures)) }
+
+func supportedTypes() string { return strings.Join(Types(), ", ") }

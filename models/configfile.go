@@ -1,0 +1,264 @@
+// The file form of Config: the keys of config.json.
+
+package models
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/seafan/seafan/ops/native"
+)
+
+// file is config.json. Both spellings of the rotary settings are read: the
+// older rope_theta and rope_scaling, and rope_parameters.
+type file struct {
+	Architectures    []string  `json:"architectures,omitempty"`
+	ModelType        string    `json:"model_type"`
+	VocabSize        int       `json:"vocab_size"`
+	HiddenSize       int       `json:"hidden_size"`
+	IntermediateSize int       `json:"intermediate_size"`
+	Layers           int       `json:"num_hidden_layers"`
+	Heads            int       `json:"num_attention_heads"`
+	KVHeads          *int      `json:"num_key_value_heads"`
+	HeadDim          *int      `json:"head_dim,omitempty"`
+	MaxPositions     int       `json:"max_position_embeddings"`
+	HiddenAct        string    `json:"hidden_act,omitempty"`
+	HiddenActivation string    `json:"hidden_activation,omitempty"` // gemma's word for it
+	RMSNormEps       float64   `json:"rms_norm_eps"`
+	RopeTheta        *float64  `json:"rope_theta,omitempty"`
+	RopeLocalTheta   *float64  `json:"rope_local_base_freq,omitempty"`
+	RopeScaling      *rope     `json:"rope_scaling"`
+	RopeParameters   *rope     `json:"rope_parameters,omitempty"`
+	PartialRotary    *float64  `json:"partial_rotary_factor,omitempty"`
+	Tied             bool      `json:"tie_word_embeddings"`
+	AttentionBias    bool      `json:"attention_bias"`
+	MLPBias          bool      `json:"mlp_bias"`
+	SlidingWindow    *int      `json:"sliding_window"`
+	UseSlidingWindow bool      `json:"use_sliding_window"`
+	WindowPattern    int       `json:"sliding_window_pattern,omitempty"`
+	MaxWindowLayers  int       `json:"max_window_layers,omitempty"`
+	LayerTypes       []string  `json:"layer_types,omitempty"`
+	NoRopeLayers     []int     `json:"no_rope_layers,omitempty"` // 1 where the layer rotates
+	NoRopeInterval   int       `json:"no_rope_layer_interval,omitempty"`
+	QueryScalar      float64   `json:"query_pre_attn_scalar,omitempty"`
+	AttentionSoftcap *float64  `json:"attn_logit_softcapping,omitempty"`
+	FinalSoftcap     *float64  `json:"final_logit_softcapping,omitempty"`
+	Bidirectional    bool      `json:"use_bidirectional_attention,omitempty"`
+	PretrainingTP    int       `json:"pretraining_tp,omitempty"`
+	Quantization     any       `json:"quantization_config,omitempty"`
+	TorchDType       string    `json:"torch_dtype,omitempty"`
+	BOS              *tokenIDs `json:"bos_token_id"`
+	EOS              *tokenIDs `json:"eos_token_id"`
+}
+
+// rope is rope_scaling or rope_parameters.
+type rope struct {
+	Type          string    `json:"rope_type,omitempty"`
+	OldType       string    `json:"type,omitempty"`
+	Theta         *float64  `json:"rope_theta,omitempty"`
+	Factor        float64   `json:"factor,omitempty"`
+	Original      int       `json:"original_max_position_embeddings,omitempty"`
+	LowFactor     float64   `json:"low_freq_factor,omitempty"`
+	HighFactor    float64   `json:"high_freq_factor,omitempty"`
+	BetaFast      float64   `json:"beta_fast,omitempty"`
+	BetaSlow      float64   `json:"beta_slow,omitempty"`
+	Attention     float64   `json:"attention_factor,omitempty"`
+	MScale        float64   `json:"mscale,omitempty"`
+	MScaleAll     float64   `json:"mscale_all_dim,omitempty"`
+	Truncate      *bool     `json:"truncate,omitempty"`
+	Short         []float64 `json:"short_factor,omitempty"`
+	Long          []float64 `json:"long_factor,omitempty"`
+	PartialRotary *float64  `json:"partial_rotary_factor,omitempty"`
+
+	// Where the kinds of layers have settings of their own.
+	Full    *rope `json:"full_attention,omitempty"`
+	Sliding *rope `json:"sliding_attention,omitempty"`
+}
+
+func (r *rope) kind() string {
+	if r.Type != "" {
+		return r.Type
+	}
+	return r.OldType
+}
+
+// tokenIDs is a token id, or a list of them.
+type tokenIDs []int32
+
+func (t *tokenIDs) UnmarshalJSON(b []byte) error {
+	if bytes.HasPrefix(bytes.TrimSpace(b), []byte("[")) {
+		return json.Unmarshal(b, (*[]int32)(t))
+	}
+	var one int32
+	if err := json.Unmarshal(b, &one); err != nil {
+		return err
+	}
+	*t = tokenIDs{one}
+	return nil
+}
+
+func (t tokenIDs) MarshalJSON() ([]byte, error) {
+	if len(t) == 1 {
+		return json.Marshal(t[0])
+	}
+	return json.Marshal([]int32(t))
+}
+
+func idsOf(t *tokenIDs) []int32 {
+	if t == nil {
+		return nil
+	}
+	return *t
+}
+
+// config is what f says in the words of every type.
+func (f *file) config() (Config, error) {
+	c := Config{
+		Type: f.ModelType, Vocab: f.VocabSize, Hidden: f.HiddenSize, FFN: f.IntermediateSize, Layers: f.Layers,
+		Heads: f.Heads, KVHeads: f.Heads, Context: f.MaxPositions, NormEps: f.RMSNormEps, Tied: f.Tied,
+		BOS: idsOf(f.BOS), EOS: idsOf(f.EOS),
+	}
+	if f.KVHeads != nil {
+		c.KVHeads = *f.KVHeads
+	}
+	if f.HeadDim != nil {
+		c.HeadDim = *f.HeadDim
+	} else if c.Heads > 0 {
+		c.HeadDim = c.Hidden / c.Heads
+	}
+	if f.Quantization != nil {
+		return c, fmt.Errorf("quantization_config is not supported")
+	}
+	if f.PretrainingTP > 1 {
+		return c, fmt.Errorf("pretraining_tp %d is not supported (supported: 1)", f.PretrainingTP)
+	}
+	return c, f.rope(&c)
+}
+
+// activation refuses a gated unit other than the type's.
+func (f *file) activation(want string) error {
+	got, key := f.HiddenAct, "hidden_act"
+	if f.HiddenActivation != "" {
+		got, key = f.HiddenActivation, "hidden_activation"
+	}
+	if got == "swish" {
+		got = "silu"
+	}
+	if got != want {
+		return fmt.Errorf("%s %q is not supported for %s (supported: %s)", key, got, f.ModelType, want)
+	}
+	return nil
+}
+
+// rope reads either spelling of the rotary settings.
+func (f *file) rope(c *Config) error {
+	if f.RopeTheta != nil {
+		c.RopeTheta = *f.RopeTheta
+	}
+	r := f.RopeScaling
+	if f.RopeParameters != nil {
+		r = f.RopeParameters
+	}
+	if r != nil && r.Full != nil {
+		r = r.Full
+	}
+	partial := f.PartialRotary
+	if r != nil && r.PartialRotary != nil {
+		partial = r.PartialRotary
+	}
+	if partial != nil && *partial != 1 {
+		return fmt.Errorf("partial_rotary_factor %g is not supported (supported: 1)", *partial)
+	}
+	if r == nil {
+		return nil
+	}
+	if r.Theta != nil {
+		c.RopeTheta = *r.Theta
+	}
+	if kind := r.kind(); kind == "" || kind == "default" {
+		return nil
+	}
+	c.RopeScale = native.RotaryScaling{
+		Type: r.kind(), Factor: r.Factor, OriginalPositions: r.Original, ModelPositions: c.Context, Length: c.Context,
+		LowFrequency: r.LowFactor, HighFrequency: r.HighFactor, BetaFast: r.BetaFast, BetaSlow: r.BetaSlow,
+		AttentionFactor: r.Attention, MScale: r.MScale, MScaleAllDim: r.MScaleAll,
+		NoTruncate: r.Truncate != nil && !*r.Truncate, ShortFactors: r.Short, LongFactors: r.Long,
+	}
+	return nil
+}
+
+// setRope is the way back, in the older spelling, which every release of
+// transformers reads.
+func (f *file) setRope(c *Config) {
+	f.RopeTheta = &c.RopeTheta
+	s := c.RopeScale
+	if s.Type == "" {
+		return
+	}
+	f.RopeScaling = &rope{
+		Type: s.Type, Factor: s.Factor, Original: s.OriginalPositions, LowFactor: s.LowFrequency, HighFactor: s.HighFrequency,
+		BetaFast: s.BetaFast, BetaSlow: s.BetaSlow, Attention: s.AttentionFactor, MScale: s.MScale, MScaleAll: s.MScaleAllDim,
+		Short: s.ShortFactors, Long: s.LongFactors,
+	}
+	if s.NoTruncate {
+		f.RopeScaling.Truncate = new(bool)
+	}
+}
+
+// The values of layer_types.
+const (
+	fullAttention    = "full_attention"
+	slidingAttention = "sliding_attention"
+)
+
+// windows reads which layers have the sliding window: as layer_types says, or
+// as sliding tells where it is absent.
+func (f *file) windows(c *Config, sliding func(layer int) bool) error {
+	kinds := f.LayerTypes
+	if kinds != nil && len(kinds) != c.Layers {
+		return fmt.Errorf("layer_types has %d entries, num_hidden_layers is %d", len(kinds), c.Layers)
+	}
+	window := 0
+	if f.SlidingWindow != nil {
+		window = *f.SlidingWindow
+	}
+	global, any := make([]bool, min(c.Layers, maxLayers)), false
+	for l := range global {
+		slides := kinds == nil && window > 0 && sliding(l)
+		if kinds != nil {
+			switch kinds[l] {
+			case fullAttention:
+			case slidingAttention:
+				slides = true
+			default:
+				return fmt.Errorf("layer_types[%d] %q is not supported (supported: %s, %s)", l, kinds[l], fullAttention, slidingAttention)
+			}
+		}
+		global[l] = !slides
+		any = any || slides
+	}
+	if !any {
+		return nil
+	}
+	if window < 1 {
+		return fmt.Errorf("sliding_window must be 1 or more where layers slide, got %d", window)
+	}
+	c.Window, c.Global = window, global
+	return nil
+}
+
+// setWindows is the way back.
+func (f *file) setWindows(c *Config) {
+	if c.Window == 0 {
+		return
+	}
+	f.SlidingWindow, f.UseSlidingWindow = &c.Window, true
+	for l := range c.Layers {
+		kind := fullAttention
+		if c.WindowOf(l) > 0 {
+			kind = slidingAttention
+		}
+		f.LayerTypes = append(f.LayerTypes, kind)
+	}
+}

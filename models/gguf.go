@@ -1,0 +1,276 @@
+// Models in GGUF files: their names of tensors and their keys, told in the
+// words of Hugging Face folders.
+
+package models
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/models/tokenizer"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// ggufForm is how GGUF files spell a model type.
+type ggufForm struct {
+	name   string            // general.architecture, and the prefix of the keys
+	turned bool              // rows of q and k lie in the order of checkpoint.LlamaRow
+	norms  map[string]string // norms of a layer by their Hugging Face name
+	noRope int               // every n-th layer does not rotate: no key says so; 0: all do
+}
+
+var llamaNorms = map[string]string{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+
+var ggufTop = map[string]string{tableName: "token_embd.weight", "model.norm.weight": "output_norm.weight", headName: "output.weight"}
+
+var ggufLayer = map[string]string{
+	"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+	"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+	"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}
+
+// ropeFactors is the tensor that holds what each frequency is divided by.
+const ropeFactors = "rope_freqs.weight"
+
+// tensor is the name in the file of a tensor of the Hugging Face name.
+func (g *ggufForm) tensor(name string) string {
+	if top, ok := ggufTop[name]; ok {
+		return top
+	}
+	rest, ok := strings.CutPrefix(name, "model.layers.")
+	layer, rest, ok2 := strings.Cut(rest, ".")
+	dot := strings.LastIndexByte(rest, '.')
+	if !ok || !ok2 || dot < 0 {
+		return name
+	}
+	module, kind := rest[:dot], rest[dot:]
+	if to, ok := ggufLayer[module]; ok {
+		module = to
+	} else if to, ok := g.norms[module]; ok {
+		module = to
+	}
+	return "blk." + layer + "." + module + kind
+}
+
+// ggufKeys reads keys of one type and keeps the first error.
+type ggufKeys struct {
+	m      checkpoint.Metadata
+	prefix string
+	err    error
+}
+
+func (k *ggufKeys) has(key string) bool {
+	_, ok := k.m[k.prefix+key]
+	return ok
+}
+
+func (k *ggufKeys) int(key string) int          { return ggufKey(k, key, k.m.Int) }
+func (k *ggufKeys) float(key string) float64    { return ggufKey(k, key, k.m.Float) }
+func (k *ggufKeys) string(key string) string    { return ggufKey(k, key, k.m.String) }
+func (k *ggufKeys) bool(key string) bool        { return ggufKey(k, key, k.m.Bool) }
+func (k *ggufKeys) ints(key string) []int       { return ggufKey(k, key, k.m.Ints) }
+func (k *ggufKeys) strings(key string) []string { return ggufKey(k, key, k.m.Strings) }
+
+func ggufKey[T any](k *ggufKeys, key string, read func(string) (T, error)) T {
+	v, err := read(k.prefix + key)
+	if err != nil && k.err == nil {
+		k.err = err
+	}
+	return v
+}
+
+// optional is the value of a key, nil where the file has not got it.
+func optional[T any](k *ggufKeys, key string, read func(string) T) *T {
+	if !k.has(key) {
+		return nil
+	}
+	v := read(key)
+	return &v
+}
+
+// orElse is the value of a key, or another where the file has not got it.
+func orElse[T any](k *ggufKeys, key string, read func(string) T, otherwise T) T {
+	if v := optional(k, key, read); v != nil {
+		return *v
+	}
+	return otherwise
+}
+
+// ggufConfig reads the configuration from a GGUF header. Like ParseConfig it
+// refuses what it cannot follow.
+func ggufConfig(ck *checkpoint.Checkpoint) (Config, error) {
+	name, err := ck.Metadata().String("general.architecture")
+	if err != nil {
+		return Config{}, err
+	}
+	var kinds []string
+	for _, t := range Types() {
+		arch := architectures[t]
+		if arch.gguf == nil {
+			continue
+		}
+		if arch.gguf.name == name {
+			return arch.ggufConfig(ck, t)
+		}
+		kinds = append(kinds, arch.gguf.name)
+	}
+	return Config{}, fmt.Errorf("general.architecture %q is not supported (supported: %s)", name, strings.Join(kinds, ", "))
+}
+
+func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Config, error) {
+	k := &ggufKeys{m: ck.Metadata(), prefix: a.gguf.name + "."}
+	f := a.defaults()
+	f.ModelType = kind
+	f.HiddenSize, f.IntermediateSize = k.int("embedding_length"), k.int("feed_forward_length")
+	f.Layers, f.Heads, f.MaxPositions = k.int("block_count"), k.int("attention.head_count"), k.int("context_length")
+	f.KVHeads = new(orElse(k, "attention.head_count_kv", k.int, f.Heads))
+	f.HeadDim = new(orElse(k, "attention.key_length", k.int, f.HiddenSize/max(f.Heads, 1)))
+	f.RMSNormEps = tidy(k.float("attention.layer_norm_rms_epsilon"))
+	f.RopeTheta = new(tidy(orElse(k, "rope.freq_base", k.float, *f.RopeTheta)))
+	f.RopeLocalTheta = new(tidy(orElse(k, "rope.freq_base_swa", k.float, 1e4)))
+	f.UseSlidingWindow = false
+	f.NoRopeInterval = a.gguf.noRope
+	if window := orElse(k, "attention.sliding_window", k.int, 0); window > 0 {
+		f.SlidingWindow = &window
+		if !a.unitNorm && k.err == nil {
+			return Config{}, fmt.Errorf("%sattention.sliding_window %d is not supported (supported: 0)", k.prefix, window)
+		}
+	} else {
+		f.SlidingWindow = nil
+	}
+	shape := func(name string) []int {
+		t, ok := ck.Lookup(a.gguf.tensor(name))
+		if !ok {
+			return nil
+		}
+		return t.Shape()
+	}
+	if s := shape(tableName); len(s) == 2 {
+		f.VocabSize = s[0]
+	}
+	f.Tied = shape(headName) == nil
+	f.QueryScalar = float64(*f.HeadDim)
+	if a.unitNorm && f.Layers == 62 {
+		f.QueryScalar = float64(f.HiddenSize / max(f.Heads, 1)) // the 27B model alone; no key says so
+	}
+	f.AttentionBias, f.MLPBias = shape("model.layers.0.self_attn.q_proj.bias") != nil, shape("model.layers.0.mlp.gate_proj.bias") != nil
+	ids := func(key string) *tokenIDs {
+		if id := optional(&ggufKeys{m: k.m}, "tokenizer.ggml."+key, func(key string) int { n, _ := k.m.Int(key); return n }); id != nil {
+			return &tokenIDs{int32(*id)}
+		}
+		return nil
+	}
+	f.BOS, f.EOS = ids("bos_token_id"), ids("eos_token_id")
+	for key, want := range map[string]int{"attention.value_length": *f.HeadDim, "rope.dimension_count": *f.HeadDim, "expert_count": 0} {
+		if got := orElse(k, key, k.int, want); got != want && k.err == nil {
+			return Config{}, fmt.Errorf("%s%s %d is not supported (supported: %d)", k.prefix, key, got, want)
+		}
+	}
+	if k.err != nil {
+		return Config{}, k.err
+	}
+	c, err := f.config()
+	if err != nil {
+		return c, err
+	}
+	if c.RopeScale, err = ggufRope(ck, k, c); err != nil {
+		return c, err
+	}
+	if err := c.checkSizes(); err != nil {
+		return c, err
+	}
+	if err := a.read(&f, &c); err != nil {
+		return c, err
+	}
+	// The llama form has a bias on the last projection or none, whatever q has.
+	c.OutputBias = shape("model.layers.0.self_attn.o_proj.bias") != nil
+	return c, c.Check()
+}
+
+// tidy undoes the rounding of a decimal constant to float32: the header has
+// 9.99999997e-07 for 1e-6.
+func tidy(v float64) float64 {
+	if x, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 6, 32), 64); err == nil && float32(x) == float32(v) {
+		return x
+	}
+	return v
+}
+
+// ggufRope reads the scaling of the rotation: from keys, or from a tensor of
+// factors, which is longrope's form with one list for every length.
+func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotaryScaling, error) {
+	var s native.RotaryScaling
+	switch kind := orElse(k, "rope.scaling.type", k.string, "none"); kind {
+	case "none":
+	case "linear", "yarn":
+		s = native.RotaryScaling{Type: kind, ModelPositions: c.Context, Length: c.Context}
+		s.Factor = k.float("rope.scaling.factor")
+		s.OriginalPositions = orElse(k, "rope.scaling.original_context_length", k.int, 0)
+		s.BetaFast = tidy(orElse(k, "rope.scaling.yarn_beta_fast", k.float, 0))
+		s.BetaSlow = tidy(orElse(k, "rope.scaling.yarn_beta_slow", k.float, 0))
+	default:
+		return s, fmt.Errorf("%srope.scaling.type %q is not supported (supported: none, linear, yarn)", k.prefix, kind)
+	}
+	for _, key := range []string{"rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"} {
+		if v := orElse(k, key, k.float, 1); v != 1 {
+			return s, fmt.Errorf("%s%s %g is not supported (supported: 1)", k.prefix, key, v)
+		}
+	}
+	t, ok := ck.Lookup(ropeFactors)
+	if !ok || k.err != nil {
+		return s, k.err
+	}
+	if s.Type != "" || t.Len() != c.HeadDim/2 {
+		return s, fmt.Errorf("%s is %v with a scaling of type %q, required [%d] and none", ropeFactors, t.Shape(), s.Type, c.HeadDim/2)
+	}
+	factors := make([]float32, t.Len())
+	if err := t.Float32(factors); err != nil {
+		return s, err
+	}
+	s = native.RotaryScaling{Type: "longrope", Factor: 1, AttentionFactor: 1, OriginalPositions: c.Context, ModelPositions: c.Context, Length: c.Context}
+	for _, x := range factors {
+		s.ShortFactors = append(s.ShortFactors, float64(x))
+	}
+	s.LongFactors = s.ShortFactors
+	return s, nil
+}
+
+// ggufTokenizer makes the tokenizer of a GGUF header.
+func ggufTokenizer(m checkpoint.Metadata) (*tokenizer.Tokenizer, error) {
+	k := &ggufKeys{m: m, prefix: "tokenizer.ggml."}
+	id := func(key string) *int32 {
+		n := optional(k, key, k.int)
+		if n == nil {
+			return nil
+		}
+		return new(int32(max(min(*n, math.MaxInt32), -1)))
+	}
+	g := tokenizer.GGUF{
+		Model: k.string("model"), Pre: orElse(k, "pre", k.string, ""), Tokens: k.strings("tokens"),
+		Merges: orElse(k, "merges", k.strings, nil),
+		BOS:    id("bos_token_id"), EOS: id("eos_token_id"), Unknown: id("unknown_token_id"), Pad: id("padding_token_id"),
+		AddBOS: optional(k, "add_bos_token", k.bool), AddEOS: optional(k, "add_eos_token", k.bool),
+		AddSpacePrefix: optional(k, "add_space_prefix", k.bool), RemoveExtraWhitespaces: optional(k, "remove_extra_whitespaces", k.bool),
+	}
+	for _, x := range orElse(k, "scores", func(key string) []float64 { return ggufKey(k, key, m.Floats) }, nil) {
+		g.Scores = append(g.Scores, float32(x))
+	}
+	for _, x := range orElse(k, "token_type", k.ints, nil) {
+		g.Types = append(g.Types, int32(x))
+	}
+	for _, x := range orElse(k, "precompiled_charsmap", k.ints, nil) {
+		g.CharsMap = append(g.CharsMap, byte(x))
+	}
+	for _, key := range []string{"eot_token_id", "eom_token_id"} {
+		if stop := id(key); stop != nil {
+			g.Stop = append(g.Stop, *stop)
+		}
+	}
+	if k.err != nil {
+		return nil, k.err
+	}
+	return tokenizer.FromGGUF(g)
+}

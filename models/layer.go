@@ -1,0 +1,78 @@
+// The pieces of which the model types put their layers together.
+
+package models
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops"
+)
+
+// layer is one decoder layer in the making, a builder in its scope.
+type layer struct {
+	*graph.Builder
+	c     *Config
+	arch  *architecture
+	index int
+	drop  Dropout
+	mix   Mixer
+}
+
+// norm is the RMSNorm of that name over the last dimension.
+func (l *layer) norm(name string, x *graph.Node) *graph.Node {
+	return l.arch.norm(l.Builder, name, x, l.c.NormEps)
+}
+
+func (a *architecture) norm(b *graph.Builder, name string, x *graph.Node, eps float64) *graph.Node {
+	w := b.Param(name+".weight", x.Dim(-1))
+	if a.unitNorm {
+		w = ops.Affine(w, 1, 1)
+	}
+	return ops.RMSNorm(x, w, eps)
+}
+
+// attention projects x [...,Hidden] to queries, keys and values, lets them
+// meet, and projects the result back.
+func (l *layer) attention(x *graph.Node) *graph.Node {
+	c, s := l.c, l.Scope("self_attn")
+	lead := x.Shape()[:len(x.Shape())-1]
+	project := func(name, norm string, n int) *graph.Node {
+		y := linear(s, name, x, n*c.HeadDim, c.QKVBias)
+		normed := c.QKNorm && norm != ""
+		if normed && l.arch.wholeNorm {
+			y = l.arch.norm(s, norm, y, c.NormEps)
+		}
+		y = ops.Reshape(y, append(slices.Clone(lead), n, c.HeadDim)...)
+		if normed && !l.arch.wholeNorm {
+			y = l.arch.norm(s, norm, y, c.NormEps)
+		}
+		return y
+	}
+	q, k, v := project("q_proj", "q_norm", c.Heads), project("k_proj", "k_norm", c.KVHeads), project("v_proj", "", c.KVHeads)
+	o := ops.Reshape(l.mix(s, l.index, q, k, v), append(slices.Clone(lead), c.Heads*c.HeadDim)...)
+	return l.drop.apply(linear(s, "o_proj", o, c.Hidden, c.OutputBias), fmt.Sprintf("attn.%d", l.index))
+}
+
+// gatedUnit is down(act(gate x) * up x) with the activation of the type.
+func (l *layer) gatedUnit(x *graph.Node) *graph.Node {
+	c, s := l.c, l.Scope("mlp")
+	gate, up := linear(s, "gate_proj", x, c.FFN, c.MLPBias), linear(s, "up_proj", x, c.FFN, c.MLPBias)
+	var h *graph.Node
+	if l.arch.gelu {
+		h = ops.GeGLU(gate, up, true)
+	} else {
+		h = ops.SwiGLU(gate, up)
+	}
+	return l.drop.apply(linear(s, "down_proj", h, c.Hidden, c.MLPBias), fmt.Sprintf("mlp.%d", l.index))
+}
+
+// linear is the projection of that name, from the last dimension to out.
+func linear(b *graph.Builder, name string, x *graph.Node, out int, bias bool) *graph.Node {
+	w := b.Param(name+".weight", out, x.Dim(-1))
+	if bias {
+		return ops.Linear(x, w, b.Param(name+".bias", out))
+	}
+	return ops.Linear(x, w)
+}

@@ -1,0 +1,122 @@
+// Opening a model with what came beside its weights.
+
+package models
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/models/tokenizer"
+)
+
+// Opened is a model and what its files hold beside the weights.
+type Opened struct {
+	*Transformer
+	Path      string
+	Tokenizer *tokenizer.Tokenizer // nil without one
+	Report    LoadReport
+	// Metadata are the keys of a GGUF file, nil for a folder.
+	Metadata checkpoint.Metadata
+}
+
+// Open opens a Hugging Face folder (config.json beside model.safetensors, or an
+// index and its shards) or a .gguf file, with its tokenizer. A model whose
+// files hold no tokenizer is opened without, unless its vocabulary is that of
+// bytes.
+func Open(path string) (*Opened, error) {
+	o := &Opened{Path: path}
+	gguf, err := isGGUF(path)
+	if err != nil {
+		return nil, fmt.Errorf("models: %w", err)
+	}
+	if gguf {
+		err = o.openGGUF()
+	} else {
+		err = o.openFolder()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// isGGUF tells a file, or a folder with weights of no other kind, from a
+// Hugging Face folder.
+func isGGUF(path string) (bool, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		return true, err
+	}
+	if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil {
+		return false, nil
+	}
+	found, err := filepath.Glob(filepath.Join(path, "*.gguf"))
+	return len(found) > 0, err
+}
+
+func (o *Opened) openFolder() (err error) {
+	if o.Transformer, o.Report, err = Load(o.Path); err != nil {
+		return err
+	}
+	if hasTokenizer(o.Path) || o.Config.Vocab == 256 {
+		o.Tokenizer, err = Tokenizer(o.Path, o.Config)
+	}
+	return err
+}
+
+func (o *Opened) openGGUF() error {
+	ck, err := checkpoint.Open(o.Path)
+	if err != nil {
+		return fmt.Errorf("models: %w", err)
+	}
+	defer ck.Close() // everything is copied
+	if ck.Format() != "gguf" {
+		return fmt.Errorf("models: %s is neither a folder with a config.json nor a GGUF file", o.Path)
+	}
+	o.Metadata = ck.Metadata()
+	fail := func(err error) error { return fmt.Errorf("models: %s: %w", o.Path, err) }
+	c, err := ggufConfig(ck)
+	if err != nil {
+		return fail(err)
+	}
+	form := architectures[c.Type].gguf
+	if o.Transformer, o.Report, err = load(c, &source{ck: ck, gguf: form}); err != nil {
+		return fail(err)
+	}
+	if _, ok := o.Metadata["tokenizer.ggml.model"]; ok {
+		if o.Tokenizer, err = ggufTokenizer(o.Metadata); err != nil {
+			return fail(err)
+		}
+		// A turn of a chat ends with a token of its own in some files.
+		for _, id := range o.Tokenizer.Special().Stop {
+			o.Config.addEOS(id)
+		}
+	}
+	return nil
+}
+
+// tokenizerFiles are the kinds of tokenizer that a folder can hold.
+var tokenizerFiles = []string{"tokenizer.json", "tokenizer.model"}
+
+func hasTokenizer(dir string) bool {
+	for _, name := range tokenizerFiles {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Tokenizer opens the tokenizer of a model folder. A folder without one belongs
+// to a model of bytes, if its vocabulary has 256 tokens.
+func Tokenizer(dir string, c Config) (*tokenizer.Tokenizer, error) {
+	if hasTokenizer(dir) {
+		return tokenizer.Open(dir)
+	}
+	if c.Vocab != 256 {
+		return nil, fmt.Errorf("models: %s has neither tokenizer.json nor tokenizer.model, and a vocabulary of %d is not one of bytes", dir, c.Vocab)
+	}
+	return tokenizer.Byte(), nil
+}
