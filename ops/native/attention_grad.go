@@ -54,7 +54,7 @@ type attnBackward[T Float] struct {
 
 const (
 	attnGradRows  = 128 // queries of a tile
-	attnGradUnits = 16  // key heads are cut until a call has so many units
+	attnGradUnits = 32  // key heads are cut until a call has so many units
 	attnGradParts = 4   // but at most so often: every part holds a dq
 )
 

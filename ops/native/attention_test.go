@@ -111,7 +111,22 @@ func newAttnRun[T Float](a optest.Attention, q, k, v, dout, dlse []float64) *att
 	return r
 }
 
+// poisonScratch leaves NaN in the buffers that the next call takes, so that one
+// that it reads before writing shows.
+func poisonScratch[T Float]() {
+	var taken [][]T
+	for size := 16; size <= 1<<17; size *= 2 {
+		for range 3 {
+			taken = append(taken, optest.Poison(takeScratch[T](size)))
+		}
+	}
+	for _, b := range taken {
+		giveScratch(b)
+	}
+}
+
 func (r *attnRun[T]) run(t *testing.T) {
+	poisonScratch[T]()
 	Attention(r.args.AttentionArgs)
 	if r.args.DOut != nil {
 		AttentionGrad(r.args)

@@ -130,8 +130,9 @@ func TestPagedAttentionAgainstOracle(t *testing.T) {
 			require.NoError(t, CheckPages(c.table(), len(c.truth.QO)-1, c.pages))
 			out, lse := c.truth.Forward(c.q, c.k, c.v)
 			got := pagedArgsOf[float32](c)
+			poisonScratch[float32]()
 			PagedAttention(got)
-			// Measured 4.9.
+			// Measured 3.7.
 			d := optest.RequireClose(t, "out", got.Out, out, optest.Float32, 10)
 			worst = max(worst, d.RMS/float64(optest.Float32))
 			optest.RequireClose(t, "lse", got.LSE, lse, optest.Float32, 10)
