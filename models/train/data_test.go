@@ -3,10 +3,12 @@ package train
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -107,6 +109,34 @@ func TestShortenedFileIsAnError(t *testing.T) {
 	tok := openTokens(t, OpenOptions{}, path)
 	require.NoError(t, os.Truncate(path, 10))
 	require.ErrorContains(t, tok.Read(make([]int32, 10), 1<<15), "a.txt: the file was shortened or failed while it was mapped")
+}
+
+func TestDataMayBeLargerThanMemory(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs a file system with holes")
+	}
+	path := write(t, filepath.Join(t.TempDir(), "big.u16"), nil)
+	const n = 1 << 36 // bytes, all of them a hole
+	if err := os.Truncate(path, n); err != nil {
+		t.Skip(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte{7, 0, 9, 0}, n-4)
+	require.NoError(t, errors.Join(err, f.Close()))
+	tok := openTokens(t, OpenOptions{}, path)
+	require.EqualValues(t, n/2, tok.Len())
+	got := make([]int32, 3)
+	require.NoError(t, tok.Read(got, n/2-3))
+	require.Equal(t, []int32{0, 7, 9}, got)
+	w, err := NewWindows(tok, 8, WindowOptions{Context: 2, Order: Epochs})
+	require.NoError(t, err)
+	require.NoError(t, w.fill(n/2-4, got[:2], got[1:]))
+	require.ErrorContains(t, w.fill(n/2-3, got[:2], got[1:]), fmt.Sprintf("big.u16: token %d is 9, the model's vocabulary has 8 ids", n/2-1))
+	tokens, labels := make([]int32, 8), make([]int32, 8)
+	for i := range int64(1000) {
+		require.NoError(t, w.Batch(i, 4, tokens, labels))
+	}
 }
 
 // words is an encoder whose ids depend on where the text is cut: the length of
