@@ -48,6 +48,7 @@ const (
 // ShortConvShape says how the operands of a short convolution are cut.
 type ShortConvShape struct {
 	Cu              []int32 // [N+1] where the packed sequences begin and end; nil: Seqs of equal length
+	Slots           []int32 // [N] which state a sequence has; negative: skip it; nil: its own number
 	Seqs, Tokens    int
 	Channels, Width int
 }
@@ -56,12 +57,15 @@ type shortConvArgs[T Float] struct {
 	y, next, x, state []T
 	taps, one         []T // w transposed, [W,C], and a row of ones
 	seg               segments
+	slots             []int32
 	c, width, blocks  int
 }
 
 var (
-	shortConv32 = newKernel(shortConvUnit[float32])
-	shortConv64 = newKernel(shortConvUnit[float64])
+	shortConv32     = newKernel(shortConvUnit[float32])
+	shortConv64     = newKernel(shortConvUnit[float64])
+	shortConvKeep32 = newKernel(shortConvKeep[float32])
+	shortConvKeep64 = newKernel(shortConvKeep[float64])
 )
 
 // ShortConv computes, for every channel c of the packed tokens x [T,C],
@@ -71,16 +75,16 @@ var (
 // with w [C,W], its last column on the newest sample. Samples before a
 // sequence come from state [N,C,W-1], oldest first (nil: zeros), and next
 // (same shape, nil where not wanted) takes the last W-1 samples of each
-// sequence, which are the state for its continuation. An empty sequence hands
-// its state on. next must not share memory with state.
+// sequence, which are the state for its continuation; it may be state. An empty
+// sequence hands its state on. A sequence with a negative slot gets zeros and
+// touches no state.
 func ShortConv[T Float](y, next, x, w, state []T, s ShortConvShape) {
 	a := newShortConv(x, w, state, s)
 	a.y, a.next, a.blocks = y, next, ceilDiv(s.Tokens, convRows)
-	n := a.blocks
+	pick[shortConvArgs[T]](shortConv32, shortConv64).launch(a.blocks, a)
 	if next != nil {
-		n += a.seg.n
+		pick[shortConvArgs[T]](shortConvKeep32, shortConvKeep64).launch(a.seg.n, a)
 	}
-	pick[shortConvArgs[T]](shortConv32, shortConv64).launch(n, a)
 	giveScratch(a.taps)
 }
 
@@ -97,11 +101,18 @@ func newShortConv[T Float](x, w, state []T, s ShortConvShape) shortConvArgs[T] {
 		one[c] = 1
 	}
 	return shortConvArgs[T]{x: x, state: state, taps: buf, one: one,
-		seg: newSegments(s.Cu, s.Seqs, s.Tokens), c: s.Channels, width: s.Width}
+		seg: newSegments(s.Cu, s.Seqs, s.Tokens), slots: s.Slots, c: s.Channels, width: s.Width}
 }
 
 // tap returns the weights of all channels for the sample width-1-j tokens back.
 func (a *shortConvArgs[T]) tap(j int) []T { return a.taps[j*a.c:][:a.c] }
+
+func (a *shortConvArgs[T]) slot(seq int) int {
+	if a.slots == nil {
+		return seq
+	}
+	return int(a.slots[seq])
+}
 
 // sample returns row t-back of the sequence [lo,...), which may lie in the
 // state: then stride is W-1, else 1. nil: zeros.
@@ -113,14 +124,10 @@ func (a *shortConvArgs[T]) sample(seq, lo, t, back int) (row []T, stride int) {
 		return nil, 0
 	}
 	w := a.width - 1
-	return a.state[seq*a.c*w+w+t-back-lo:], w
+	return a.state[a.slot(seq)*a.c*w+w+t-back-lo:], w
 }
 
 func shortConvUnit[T Float](a *shortConvArgs[T], i int) {
-	if i >= a.blocks {
-		a.keep(i - a.blocks)
-		return
-	}
 	t := i * convRows
 	end := min(t+convRows, a.seg.tokens)
 	seq := a.seg.of(t)
@@ -131,6 +138,10 @@ func shortConvUnit[T Float](a *shortConvArgs[T], i int) {
 			lo, hi = a.seg.bounds(seq)
 		}
 		y := a.y[t*a.c:][:a.c]
+		if a.slot(seq) < 0 {
+			clear(y)
+			continue
+		}
 		a.preact(y, seq, lo, t)
 		silu := gluArgs[T]{y: y, gate: y, up: a.one, n: a.c}
 		for u := range ceilDiv(a.c, unitElements) {
@@ -156,11 +167,15 @@ func (a *shortConvArgs[T]) preact(y []T, seq, lo, t int) {
 	}
 }
 
-// keep writes the state of a sequence for its continuation.
-func (a *shortConvArgs[T]) keep(seq int) {
+// shortConvKeep writes the state of a sequence for its continuation. Column j is
+// read from column j or a later one, so next may be state.
+func shortConvKeep[T Float](a *shortConvArgs[T], seq int) {
 	lo, hi := a.seg.bounds(seq)
-	w := a.width - 1
-	out := a.next[seq*a.c*w:][:a.c*w]
+	w, slot := a.width-1, a.slot(seq)
+	if slot < 0 {
+		return
+	}
+	out := a.next[slot*a.c*w:][:a.c*w]
 	for j := range w {
 		row, stride := a.sample(seq, lo, hi, w-j)
 		for c := range a.c {
@@ -193,7 +208,7 @@ var (
 //	da = dy sigmoid(a) (1 + a (1 - sigmoid(a)))
 //	dw_j = sum_t da_t x_{t-W+1+j},  dx_s = sum_j w_j da_{s+W-1-j}
 //
-// where an x before the sequence is the state's.
+// where an x before the sequence is the state's. Slots must be nil.
 func ShortConvGrad[T Float](dx, dw, dstate, dy, dnext, x, w, state []T, s ShortConvShape) {
 	blocks := ceilDiv(s.Tokens, convGradRows)
 	a := shortConvGradArgs[T]{

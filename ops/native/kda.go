@@ -21,6 +21,7 @@ type KDA[T Float] struct {
 	G             []T     // [T,HV,K]
 	Beta          []T     // [T,HV]
 	S0            []T     // [N,HV,K,V], or [N,HV,V,K] if VFirst; nil: zeros
+	Slots         []int32 // [N] which state of S0 and of the final states a sequence has; negative: skip it; nil: its own number
 	Cu            []int32 // [N+1] where the sequences begin and end; nil: Seqs of equal length
 	Seqs, Tokens  int
 	H, HV, DK, DV int
@@ -70,6 +71,22 @@ func (a *KDA[T]) checkpoint(all []T, i, hv int) []T {
 	return all[(i*a.HV+hv)*n:][:n]
 }
 
+// slot returns the number of the state of a sequence, negative where it is to
+// be skipped.
+func (a *KDA[T]) slot(seq int) int {
+	if a.Slots == nil {
+		return seq
+	}
+	return int(a.Slots[seq])
+}
+
+// skip writes zeros for columns [v0,v0+n) of a skipped sequence.
+func (a *KDA[T]) skip(o []T, lo, hi, hv, v0, n int) {
+	for t := lo; t < hi; t++ {
+		clear(o[(t*a.HV+hv)*a.DV+v0:][:n])
+	}
+}
+
 // loadState copies columns [v0,v0+n) of the state of (sequence, head) to
 // s [K,n]; nil: zeros.
 func (a *KDA[T]) loadState(s, from []T, seq, hv, v0, n int) {
@@ -77,7 +94,7 @@ func (a *KDA[T]) loadState(s, from []T, seq, hv, v0, n int) {
 		clear(s[:a.DK*n])
 		return
 	}
-	from = from[(seq*a.HV+hv)*a.DK*a.DV:][:a.DK*a.DV]
+	from = from[(a.slot(seq)*a.HV+hv)*a.DK*a.DV:][:a.DK*a.DV]
 	for d := range a.DK {
 		if !a.VFirst {
 			copy(s[d*n:][:n], from[d*a.DV+v0:])
@@ -94,7 +111,7 @@ func (a *KDA[T]) storeState(to, s []T, seq, hv, v0, n int) {
 	if to == nil {
 		return
 	}
-	to = to[(seq*a.HV+hv)*a.DK*a.DV:][:a.DK*a.DV]
+	to = to[(a.slot(seq)*a.HV+hv)*a.DK*a.DV:][:a.DK*a.DV]
 	for d := range a.DK {
 		if !a.VFirst {
 			copy(to[d*a.DV+v0:][:n], s[d*n:])

@@ -129,7 +129,17 @@ func (k *KDA[T]) Check() error {
 			return fmt.Errorf("kda: %s has %d elements, want %s = %d", x.name, x.got, x.shape, x.want)
 		}
 	}
-	if k.S0 != nil && len(k.S0) != n*k.HV*k.DK*k.DV {
+	if one := k.HV * k.DK * k.DV; k.Slots != nil {
+		if len(k.Slots) != n {
+			return fmt.Errorf("kda: %d slots for %d sequences", len(k.Slots), n)
+		}
+		if len(k.S0)%one != 0 {
+			return fmt.Errorf("kda: the pool of states has %d elements, want a multiple of the %d of one state", len(k.S0), one)
+		}
+		if err := CheckKDASlots(k.Slots, len(k.S0)/one); err != nil {
+			return err
+		}
+	} else if k.S0 != nil && len(k.S0) != n*one {
 		a, b := k.DK, k.DV
 		if k.VFirst {
 			a, b = b, a

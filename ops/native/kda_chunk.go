@@ -47,6 +47,10 @@ func kdaChunkUnit[T Float](a *kdaChunkArgs[T], i int) {
 	seq := i / a.tiles / a.HV
 	nv := min(a.tile, a.DV-v0)
 	lo, hi := a.seg().bounds(seq)
+	if a.slot(seq) < 0 {
+		a.skip(a.o, lo, hi, hv, v0, nv)
+		return
+	}
 	c := a.chunk()
 	f := kdaFactors[T]{nk: a.DK, c: c, wide: max(a.DK, nv)}
 	buf := takeScratch[T](f.size() + a.DK*nv + 3*c*nv + a.DK)

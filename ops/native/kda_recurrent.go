@@ -19,8 +19,9 @@ var (
 	kdaRecurrentGrad64 = newKernel(kdaRecurrentGradUnit[float64])
 )
 
-// KDARecurrent writes o [T,HV,V] and the final states st (shape of S0; nil
-// where not wanted). checkpoints [KDACheckpoints,HV,K,V] takes the state before
+// KDARecurrent writes o [T,HV,V] and the final states st (shape of S0, which it
+// may be; nil where not wanted). A sequence with a negative slot gets zeros and
+// touches no state. checkpoints [KDACheckpoints,HV,K,V] takes the state before
 // every chunk, which the gradient needs (nil: not wanted; slots that no chunk
 // uses are left alone). An empty sequence hands S0 on bit for bit.
 // It is parallel over sequences, value heads and tiles of V columns.
@@ -37,6 +38,10 @@ func kdaRecurrentUnit[T Float](a *kdaRecurrentArgs[T], i int) {
 	seq := i / a.tiles / a.HV
 	n := min(kdaTile, a.DV-v0)
 	lo, hi := a.seg().bounds(seq)
+	if a.slot(seq) < 0 {
+		a.skip(a.o, lo, hi, hv, v0, n)
+		return
+	}
 	buf := takeScratch[T](a.DK*(n+1) + 2*n)
 	s, alpha, p, r := buf[:a.DK*n], buf[a.DK*n:][:a.DK], buf[a.DK*(n+1):][:n], buf[a.DK*(n+1)+n:][:n]
 	a.loadState(s, a.S0, seq, hv, v0, n)
@@ -106,7 +111,8 @@ type kdaRecurrentGradArgs[T Float] struct {
 //	dS~ = dS - beta k ddelta',  dg = sum_v S~ dS~,  dS <- diag(exp g) dS~
 //
 // The states inside a chunk are recomputed from its checkpoint: the update is
-// never inverted. dq and dk are summed over the value heads of a group.
+// never inverted. dq and dk are summed over the value heads of a group. Slots
+// must be nil: states of a pool have no gradient.
 func KDARecurrentGrad[T Float](g KDAGrads[T], do, dst, checkpoints []T, k KDA[T]) {
 	seg := k.seg()
 	pick[kdaRecurrentGradArgs[T]](kdaRecurrentGrad32, kdaRecurrentGrad64).launch(seg.n*k.H, kdaRecurrentGradArgs[T]{

@@ -284,6 +284,36 @@ func TestKDANaNGoesForwardOnly(t *testing.T) {
 	}
 }
 
+// The same for a NaN in any other operand: tokens before it and other sequences
+// keep their values.
+func TestKDANaNInAnyOperand(t *testing.T) {
+	k := kdaCall[float32](kdaCase{cu: []int32{0, 30, 60}, h: 1, hv: 1, dk: 8, dv: 6, decay: .2, beta: 1})
+	clean := nans[float32](len(k.V))
+	KDAChunked(clean, nil, nil, k)
+	nan := float32(math.NaN())
+	for name, spoil := range map[string]func(k *KDA[float32]){
+		"q":    func(k *KDA[float32]) { k.Q = append([]float32(nil), k.Q...); k.Q[12*8+3] = nan },
+		"k":    func(k *KDA[float32]) { k.K = append([]float32(nil), k.K...); k.K[12*8+3] = nan },
+		"g":    func(k *KDA[float32]) { k.G = append([]float32(nil), k.G...); k.G[12*8+3] = nan },
+		"beta": func(k *KDA[float32]) { k.Beta = append([]float32(nil), k.Beta...); k.Beta[12] = nan },
+	} {
+		bad := k
+		spoil(&bad)
+		for _, form := range kdaForms[float32]() {
+			bad.Chunk = form.chunk
+			o := nans[float32](len(k.V))
+			form.forward(o, nil, nil, bad)
+			for i, v := range o {
+				if tok := i / 6; tok < 12 || tok >= 30 {
+					require.InDeltaf(t, clean[i], v, 1e-5, "%s %s: token %d", form.name, name, tok)
+				} else if tok == 12 {
+					require.Truef(t, math.IsNaN(float64(v)), "%s %s: token %d", form.name, name, tok)
+				}
+			}
+		}
+	}
+}
+
 // Extreme write strengths: 0 writes nothing, bit for bit what decay alone does.
 func TestKDAZeroBetaOnlyDecays(t *testing.T) {
 	k := kdaCall[float64](kdaCase{cu: []int32{0, 40}, h: 1, hv: 1, dk: 4, dv: 4, decay: .1, beta: 0})
@@ -324,6 +354,9 @@ func TestKDAChecks(t *testing.T) {
 		{func(k *KDA[float32]) { k.Beta = k.Beta[:10] }, "kda: beta has 10 elements, want [5,4] = 20"},
 		{func(k *KDA[float32]) { k.S0 = k.S0[:24] }, "kda: the initial state has 24 elements, want [2,4,3,2] = 48 (one state for each of 2 sequences)"},
 		{func(k *KDA[float32]) { k.S0, k.VFirst = k.S0[:24], true }, "kda: the initial state has 24 elements, want [2,4,2,3] = 48 (one state for each of 2 sequences)"},
+		{func(k *KDA[float32]) { k.Slots = []int32{0} }, "kda: 1 slots for 2 sequences"},
+		{func(k *KDA[float32]) { k.Slots = []int32{0, 2} }, "kda: row 1 has slot 2, the pool has 2"},
+		{func(k *KDA[float32]) { k.Slots, k.S0 = []int32{0, 1}, k.S0[1:] }, "kda: the pool of states has 47 elements, want a multiple of the 24 of one state"},
 	} {
 		k := good()
 		c.change(&k)

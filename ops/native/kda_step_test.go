@@ -276,3 +276,72 @@ func BenchmarkKDADecode(b *testing.B) {
 		})
 	}
 }
+
+// Prefill on a pool: sequences find their states by slot, in place, and those
+// without one get zeros; nothing else in the pool changes.
+func TestKDAPoolOfStates(t *testing.T) {
+	k := kdaCall[float32](kdaCase{cu: []int32{0, 20, 33, 33, 70}, h: 1, hv: 2, dk: 6, dv: 70, decay: .3, beta: 1})
+	size := 2 * 6 * 70
+	for _, form := range kdaForms[float32]() {
+		k.Chunk = form.chunk
+		want, wantS := nans[float32](len(k.V)), nans[float32](len(k.S0))
+		form.forward(want, wantS, nil, k)
+		pool := normals[float32](rand.New(rand.NewPCG(23, 23)), 6*size)
+		p := k
+		p.Slots = []int32{4, -1, 0, 2}
+		for s, slot := range p.Slots {
+			if slot >= 0 {
+				copy(pool[int(slot)*size:], k.S0[s*size:(s+1)*size])
+			}
+		}
+		p.S0 = pool
+		before := append([]float32(nil), pool...)
+		o := nans[float32](len(k.V))
+		form.forward(o, pool, nil, p)
+		requireSameBits(t, want[:20*140], o[:20*140])
+		require.Equal(t, make([]float32, 13*140), o[20*140:33*140])
+		requireSameBits(t, want[33*140:], o[33*140:])
+		for slot := range 6 {
+			got := pool[slot*size : (slot+1)*size]
+			switch slot {
+			case 4:
+				requireSameBits(t, wantS[:size], got)
+			case 2:
+				requireSameBits(t, wantS[3*size:], got)
+			default:
+				requireSameBits(t, before[slot*size:(slot+1)*size], got)
+			}
+		}
+	}
+}
+
+func TestShortConvPoolOfStates(t *testing.T) {
+	const c, w = 5, 4
+	r := rand.New(rand.NewPCG(24, 24))
+	s := ShortConvShape{Cu: []int32{0, 2, 3, 3, 40}, Tokens: 40, Channels: c, Width: w}
+	x, k, state := normals[float32](r, 40*c), normals[float32](r, c*w), normals[float32](r, 4*c*(w-1))
+	want, wantNext := nans[float32](40*c), nans[float32](len(state))
+	ShortConv(want, wantNext, x, k, state, s)
+	size := c * (w - 1)
+	pool := normals[float32](r, 6*size)
+	s.Slots = []int32{5, -1, 0, 3}
+	for i, slot := range s.Slots {
+		if slot >= 0 {
+			copy(pool[int(slot)*size:], state[i*size:(i+1)*size])
+		}
+	}
+	before := append([]float32(nil), pool...)
+	y := nans[float32](40 * c)
+	ShortConv(y, pool, x, k, pool, s)
+	requireSameBits(t, want[:2*c], y[:2*c])
+	require.Equal(t, make([]float32, c), y[2*c:3*c])
+	requireSameBits(t, want[3*c:], y[3*c:])
+	for i, slot := range s.Slots {
+		if slot >= 0 {
+			requireSameBits(t, wantNext[i*size:(i+1)*size], pool[int(slot)*size:(int(slot)+1)*size])
+		}
+	}
+	for _, slot := range []int{1, 2, 4} {
+		requireSameBits(t, before[slot*size:(slot+1)*size], pool[slot*size:(slot+1)*size])
+	}
+}
