@@ -330,3 +330,50 @@ func TestAttentionOfNothing(t *testing.T) {
 		}
 	}
 }
+
+// A score of -Inf that is seen is no mask: it weighs 0 beside finite ones, in
+// the first tile, in a tile of its own and in a part of its own; and where a
+// row has no other the formula gives NaN.
+func TestInfiniteScores(t *testing.T) {
+	for _, lk := range []int{2, 300, 1100} {
+		a := optest.Attention{B: 1, Lq: 1, Lk: lk, Hq: 1, Hkv: 1, D: 1, Dv: 1, Scale: 1}
+		k, v := make([]float64, lk), ones(lk)
+		for j := range lk - 1 {
+			k[j] = math.Inf(-1)
+		}
+		v[lk-1] = 3
+		got := runAttention(t, a, []float64{1}, k, v, nil)
+		require.Equal(t, []float32{3}, got.Out, lk)
+		require.Equal(t, []float32{0}, got.LSE, lk)
+		k[lk-1] = math.Inf(-1)
+		require.True(t, math.IsNaN(float64(runAttention(t, a, []float64{1}, k, v, nil).Out[0])), lk)
+		k[0] = math.Inf(1)
+		require.True(t, math.IsNaN(float64(runAttention(t, a, []float64{1}, k, v, nil).Out[0])), lk)
+		k[0], k[lk-1] = nan, 0
+		require.True(t, math.IsNaN(float64(runAttention(t, a, []float64{1}, k, v, nil).Out[0])), lk)
+	}
+}
+
+// NaN behind a mask that hides a key from some rows only.
+func TestA02_MaskHidesNaNFromSomeRows(t *testing.T) {
+	a := optest.Attention{B: 1, Lq: 40, Lk: 3, Hq: 2, Hkv: 1, D: 4, Dv: 4, MaskShape: []int{1, 40, 3}}
+	a.Mask = make([]bool, 120)
+	for i := range a.Mask {
+		a.Mask[i] = i%3 != 1 || i/3 == 7 // key 1 is seen by query 7 alone
+	}
+	nq := 40 * 2 * 4
+	q, dout := optest.Normals("q", nq, 1), optest.Normals("dout", nq, 1)
+	k, v := optest.Normals("k", 12, 1), optest.Normals("v", 12, 1)
+	clean := runAttention(t, a, q, k, v, dout)
+	k[4], v[5] = nan, nan
+	got := runAttention(t, a, q, k, v, dout)
+	for i := range 40 {
+		at := i * 8
+		if i == 7 {
+			require.True(t, math.IsNaN(float64(got.Out[at])) && math.IsNaN(float64(got.DQ[at])))
+			continue
+		}
+		require.Equal(t, clean.Out[at:at+8], got.Out[at:at+8], i)
+		require.Equal(t, clean.DQ[at:at+8], got.DQ[at:at+8], i)
+	}
+}

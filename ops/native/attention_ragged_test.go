@@ -211,3 +211,29 @@ func TestPlanKVSplits(t *testing.T) {
 		})
 	}
 }
+
+// A mask of packed sequences is indexed by the packed query.
+func TestRaggedMask(t *testing.T) {
+	a := optest.Attention{B: 1, Hq: 2, Hkv: 1, D: 4, Dv: 4}
+	lengths := []int32{5, 8}
+	indptr := Indptr(lengths)
+	const most = 8
+	keep := optest.Bools("m", 13*most, 0.6)
+	n := func(name string, size int) []float64 { return optest.Normals(name, size, 1) }
+	q, k, v := n("q", 13*8), n("k", 13*4), n("v", 13*4)
+	all := optest.Attention{B: 1, Lq: 13, Lk: 13, Hq: 2, Hkv: 1, D: 4, Dv: 4}
+	r := newAttnRun[float32](all, q, k, v, nil, nil)
+	r.args.B, r.args.QIndptr, r.args.KVIndptr = 2, indptr, indptr
+	r.args.Mask = AttentionMask{Keep: keep, Q: most, K: 1}
+	r.run(t)
+	for s, l := range lengths {
+		from, to := int(indptr[s]), int(indptr[s+1])
+		one := a
+		one.Lq, one.Lk, one.MaskShape = int(l), int(l), []int{1, int(l), int(l)}
+		for i := from; i < to; i++ {
+			one.Mask = append(one.Mask, keep[i*most:i*most+int(l)]...)
+		}
+		got := runAttention(t, one, q[from*8:to*8], k[from*4:to*4], v[from*4:to*4], nil)
+		require.Equal(t, got.Out, r.args.Out[from*8:to*8])
+	}
+}
