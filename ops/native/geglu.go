@@ -67,10 +67,7 @@ func geGLUGradUnit[T Float](a *gluArgs[T], unit int) {
 		for i, g := range gate {
 			u, dy := a.up[from+i], a.y[from+i]
 			s := 1 / (1 + e[i])
-			rest := 1 - s
-			if g > 0 {
-				rest = e[i] * s // 1 - s would cancel
-			}
+			rest := min(e[i], math.MaxFloat32) * s // 1 - s, which would cancel; finite where s is 0
 			a.dgate[from+i] = dy * u * (s + g*s*rest*tanhFactor*(1+3*tanhCube*(g*g)))
 			a.dup[from+i] = dy * (g * s)
 		}

@@ -48,12 +48,7 @@ func BenchmarkRowOps(b *testing.B) {
 		{"Accumulate", 3 * params, func() { Accumulate(m, g, params, 1) }},
 	} {
 		b.Run(GemmKernel()+"/"+c.name, func(b *testing.B) {
-			c.run()
-			b.ResetTimer()
-			for range b.N {
-				c.run()
-			}
-			s := b.Elapsed().Seconds() / float64(b.N)
+			s := fastest(b, c.run)
 			b.ReportMetric(4*float64(c.words)/s/1e9, "GB/s")
 		})
 	}
