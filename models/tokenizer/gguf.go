@@ -239,7 +239,7 @@ func (g *GGUF) unigram() (*Tokenizer, error) {
 	if t.special.Unknown < 0 {
 		t.special.Unknown = m.unknownID()
 	}
-	e := &spEncoder{spModel: m, unknown: t.special.Unknown, bos: -1}
+	e := &spEncoder{spModel: m, unknown: t.special.Unknown}
 	if err := e.buildModel(); err != nil {
 		return nil, err
 	}

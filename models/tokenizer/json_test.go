@@ -157,6 +157,17 @@ func TestRolesOfFolders(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, SpecialIDs{BOS: -1, EOS: 2502, Unknown: -1, Pad: 2500, Stop: []int32{2502, 2500}}, qwen.Special())
 
+	for config, want := range map[string][]int32{
+		`{"eos_token": "<|im_end|>", "add_eos_token": true}`:                               {87, 2502},
+		`{"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "add_bos_token": true}`: {2500, 87},
+		`{"bos_token": null, "add_bos_token": true}`:                                       {87},
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), []byte(config), 0o600))
+		tok, err := Open(dir)
+		require.NoError(t, err)
+		require.Equal(t, want, encode(t, tok, "x", true), config)
+	}
+
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "generation_config.json"), []byte(`{"eos_token_id": "x"}`), 0o600))
 	_, err = Open(dir)
 	require.ErrorContains(t, err, "generation_config.json")

@@ -11,7 +11,8 @@ import (
 // Open opens a tokenizer.json, a SentencePiece .model file, or the folder of a
 // model that holds one of them; tokenizer.json goes first. In a folder the
 // roles of special tokens are read from tokenizer_config.json and
-// generation_config.json.
+// generation_config.json; add_bos_token and add_eos_token there replace the
+// template of the file.
 func Open(path string) (*Tokenizer, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -43,6 +43,8 @@ func (p *pipeline) encode(dst []int32, text string, o EncodeOptions) ([]int32, e
 	return e.ids, err
 }
 
+func (p *pipeline) surround(before, after []int32) { p.before, p.after = before, after }
+
 // encoding is the state of one call.
 type encoding struct {
 	pipeline *pipeline

@@ -41,14 +41,31 @@ func (l *idList) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// surrounder is an encoder whose template can be replaced while it is opened.
+type surrounder interface {
+	surround(before, after []int32)
+}
+
+// roleIDs is the part of a template that one special token fills.
+func roleIDs(id int32, wanted bool) []int32 {
+	if id < 0 || !wanted {
+		return nil
+	}
+	return []int32{id}
+}
+
 // readRoles fills SpecialIDs from tokenizer_config.json and
-// generation_config.json, where these exist.
+// generation_config.json, where these exist. If the former says add_bos_token
+// or add_eos_token, that replaces the template, as transformers 5 has it.
 func (t *Tokenizer) readRoles(dir string) error {
 	var names struct {
 		BOS tokenName `json:"bos_token"`
 		EOS tokenName `json:"eos_token"`
 		Unk tokenName `json:"unk_token"`
 		Pad tokenName `json:"pad_token"`
+
+		AddBOS *bool `json:"add_bos_token"`
+		AddEOS *bool `json:"add_eos_token"`
 	}
 	if err := readConfig(dir, "tokenizer_config.json", &names); err != nil {
 		return err
@@ -63,6 +80,11 @@ func (t *Tokenizer) readRoles(dir string) error {
 		if id, ok := t.vocab.id(string(role.name)); ok && role.name != "" {
 			*role.id = id
 		}
+	}
+	if names.AddBOS != nil || names.AddEOS != nil {
+		t.enc.(surrounder).surround(
+			roleIDs(t.special.BOS, orDefault(names.AddBOS, false)),
+			roleIDs(t.special.EOS, orDefault(names.AddEOS, false)))
 	}
 	var generation struct {
 		EOS idList `json:"eos_token_id"`

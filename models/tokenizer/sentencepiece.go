@@ -51,7 +51,7 @@ func (m *spModel) tokenizer() (*Tokenizer, error) {
 	}
 	t.special.BOS, t.special.EOS, t.special.Pad = inside(m.bos), inside(m.eos), inside(m.pad)
 	t.addStop(t.special.EOS)
-	e := &spEncoder{spModel: m, unknown: t.special.Unknown, bos: t.special.BOS}
+	e := &spEncoder{spModel: m, unknown: t.special.Unknown, before: roleIDs(t.special.BOS, true)}
 	var user []addedToken
 	for i, piece := range m.pieces {
 		if m.types[i] == userPiece {
@@ -70,11 +70,14 @@ func (m *spModel) tokenizer() (*Tokenizer, error) {
 // spEncoder encodes a text as one word.
 type spEncoder struct {
 	*spModel
-	unknown, bos int32
-	user         *addedMatcher // user-defined pieces; nil: none
-	model        model
-	scratch      sync.Pool
+	unknown       int32
+	user          *addedMatcher // user-defined pieces; nil: none
+	model         model
+	before, after []int32 // ids around the text with AddSpecial
+	scratch       sync.Pool
 }
+
+func (e *spEncoder) surround(before, after []int32) { e.before, e.after = before, after }
 
 func (e *spEncoder) buildModel() error {
 	if e.unigram {
@@ -128,17 +131,21 @@ func (e *spEncoder) encode(dst []int32, text string, o EncodeOptions) ([]int32, 
 		s.trim()
 		e.scratch.Put(s)
 	}()
-	if o.AddSpecial && e.bos >= 0 {
-		dst = append(dst, e.bos)
+	if o.AddSpecial {
+		dst = append(dst, e.before...)
+	}
+	user := e.user
+	if e.unigram { // its user-defined pieces are in the model
+		user = nil
 	}
 	text = e.normalize(text)
-	if e.unigram {
-		return e.model.appendWord(dst, text, s)
-	}
-	err := e.user.walk(text, false, func(from, to int) (err error) {
+	err := user.walk(text, false, func(from, to int) (err error) {
 		dst, err = e.model.appendWord(dst, text[from:to], s)
 		return err
 	}, func(id int32) { dst = append(dst, id) })
+	if o.AddSpecial {
+		dst = append(dst, e.after...)
+	}
 	return dst, err
 }
 
