@@ -14,6 +14,9 @@ func init() {
 		Doc:    "rows of a table by index",
 		Native: floats(embedding[float32], embedding[float64]),
 		Grad: func(g *graph.GradCall) []*graph.Node {
+			if isHalf(g.In[1].Type()) {
+				return []*graph.Node{nil, nil}
+			}
 			return []*graph.Node{nil, graph.Apply(embeddingGrad{g.In[1].Dim(0)}, g.Out(0), g.In[0])}
 		},
 	})
@@ -23,6 +26,7 @@ func init() {
 // EmbeddingOp reads rows of a table: y[..., d] = table[ids[...], d]. ids is an
 // int32 of any shape, table [V,D], y [...,D]. An id outside 0..V-1 is an error
 // of the run. The gradient of the table sums the rows that one id was read for.
+// A table stored as bfloat16 or float16 gives float32 rows and has no gradient.
 type EmbeddingOp struct{}
 
 // Embedding adds an EmbeddingOp.
@@ -42,6 +46,9 @@ func (EmbeddingOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if ids.DType != dtype.Int32 || table.Rank() != 2 {
 		return nil, fmt.Errorf("ids must be int32 and table [V,D], got ids %s, table %s", ids, table)
 	}
+	if isHalf(table) {
+		table.DType = dtype.Float32
+	}
 	if err := activation("table", table); err != nil {
 		return nil, err
 	}
@@ -50,6 +57,9 @@ func (EmbeddingOp) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func embedding[T native.Float](c *graph.Call) error {
 	table := c.In[1]
+	if bits, kind, ok := halfOf(table); ok {
+		return native.EmbeddingHalf(graph.Data[float32](c.Out[0]), bits, kind, graph.Data[int32](c.In[0]), c.In[0].Size(), table.Shape[0], table.Shape[1])
+	}
 	return native.Embedding(graph.Data[T](c.Out[0]), graph.Data[T](table), graph.Data[int32](c.In[0]), c.In[0].Size(), table.Shape[0], table.Shape[1])
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -22,9 +23,9 @@ func init() {
 		FLOPs:  flops(func(in []graph.Type) (graph.Type, graph.Type) { return in[0], in[1] }),
 		Grad: func(g *graph.GradCall) []*graph.Node {
 			dy := g.Out(0)
-			grads := []*graph.Node{
-				graph.ApplyAs("linear_grad_x", linearGradX{}, dy, g.In[1]),
-				graph.ApplyAs("linear_grad_w", linearGradW{}, dy, g.In[0]),
+			grads := []*graph.Node{graph.ApplyAs("linear_grad_x", linearGradX{}, dy, g.In[1]), nil}
+			if !isHalf(g.In[1].Type()) {
+				grads[1] = graph.ApplyAs("linear_grad_w", linearGradW{}, dy, g.In[0])
 			}
 			if len(g.In) == 3 {
 				grads = append(grads, graph.ApplyAs("linear_grad_b", linearGradB{}, dy))
@@ -57,7 +58,10 @@ func init() {
 //
 //	y[..., n] = sum_k x[..., k] w[n, k] + b[n]
 //
-// x is [...,K], w [N,K] as checkpoints store it, b [N], y [...,N].
+// x is [...,K], w [N,K] as checkpoints store it, b [N], y [...,N]. For float32
+// activations w may be stored as bfloat16 or float16: it is read as it is
+// stored, gives the bits that the widened weight would give, and has no
+// gradient.
 type LinearOp struct{}
 
 // Linear adds a LinearOp: y = x w^T, plus bias when one is given. The node is
@@ -87,7 +91,11 @@ func (LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := activation("x", x); err != nil {
 		return nil, err
 	}
-	if err := alike(x, []string{"w", "bias"}, in[1:]...); err != nil {
+	others, names := in[1:], []string{"w", "bias"}
+	if isHalf(w) && x.DType == dtype.Float32 {
+		others, names = in[2:], names[1:]
+	}
+	if err := alike(x, names, others...); err != nil {
 		return nil, err
 	}
 	if w.Rank() != 2 || x.Rank() < 1 || last(x) != w.Shape[1] {
@@ -101,6 +109,11 @@ func (LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
+	if bits, kind, ok := halfOf(w); ok {
+		native.LinearHalf(graph.Data[float32](c.Out[0]), graph.Data[float32](x), bits, data[float32](c.In, 2), kind,
+			rows(x.Type), w.Shape[0], w.Shape[1])
+		return nil
+	}
 	native.Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2),
 		rows(x.Type), w.Shape[0], w.Shape[1])
 	return nil
@@ -116,6 +129,10 @@ func (linearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func linearGradXBody[T native.Float](c *graph.Call) error {
 	dy, w := c.In[0], c.In[1]
+	if bits, kind, ok := halfOf(w); ok {
+		native.LinearHalfGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](dy), bits, kind, rows(dy.Type), w.Shape[0], w.Shape[1])
+		return nil
+	}
 	native.LinearGradInput(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])
 	return nil
 }

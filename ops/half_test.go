@@ -1,0 +1,82 @@
+package ops_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/optest"
+)
+
+// TestHalfWeights runs a table and a projection with weights stored in 16 bits:
+// the results, and the gradient that goes on, have the bits of the same model
+// with the weights widened.
+func TestHalfWeights(t *testing.T) {
+	const v, d, n = 11, 40, 70
+	ids := []int32{3, 0, 10, 3}
+	labels := []int32{1, 69, 0, 5}
+	params := func(stored dtype.DType) *graph.Params {
+		ps := graph.NewParams()
+		for name, shape := range map[string][]int{"table": {v, d}, "w": {n, d}} {
+			wide := optest.Cast[float32](optest.Normals(name, shape[0]*shape[1], 1))
+			bf := make([]dtype.BF16, len(wide))
+			fp := make([]dtype.F16, len(wide))
+			p, err := ps.Add(name, graph.T(stored, shape...), false)
+			require.NoError(t, err)
+			// Numbers that both 16-bit types hold: 8 bits of bf16, the exponents of f16.
+			dtype.FromFloat32(bf, wide)
+			dtype.ToFloat32(wide, bf)
+			dtype.FromFloat32(fp, wide)
+			dtype.ToFloat32(wide, fp)
+			dtype.FromFloat32(bf, wide)
+			switch stored {
+			case dtype.Float32:
+				copy(graph.Data[float32](p.Tensor()), wide)
+			case dtype.BFloat16:
+				copy(graph.Data[dtype.BF16](p.Tensor()), bf)
+			case dtype.Float16:
+				copy(graph.Data[dtype.F16](p.Tensor()), fp)
+			}
+			p.Touch()
+		}
+		return ps
+	}
+	run := func(stored dtype.DType) (out [][]byte) {
+		ps := params(stored)
+		b := graph.New(graph.Share(ps))
+		scale := b.Param("norm", d)
+		x := ops.Embedding(b.Input("ids", dtype.Int32, 2, 2), b.Param("table", v, d))
+		h := ops.RMSNorm(x, scale, 1e-5)
+		logits := ops.Linear(h, b.Param("w", n, d))
+		loss, _ := ops.CrossEntropy(logits, b.Input("labels", dtype.Int32, 2, 2))
+		require.NoError(t, b.Err())
+		for i, w := range graph.Data[float32](scale.Param().Tensor()) {
+			graph.Data[float32](scale.Param().Tensor())[i] = w + 1
+		}
+		scale.Param().Touch()
+		grads, err := b.Grad(loss, scale)
+		require.NoError(t, err)
+		require.NoError(t, graph.Verify(b))
+		if stored != dtype.Float32 {
+			require.Equal(t, []*graph.Node{scale}, b.Params(), "a weight in 16 bits is not trained")
+		}
+		plan, err := b.Plan(append(grads, logits, loss)...)
+		require.NoError(t, err)
+		r, err := plan.Native(graph.Poison())
+		require.NoError(t, err)
+		require.NoError(t, r.Do(context.Background(), graph.Feeds{"ids": ids, "labels": labels}))
+		for _, o := range plan.Outputs {
+			value, err := r.Value(o)
+			require.NoError(t, err)
+			out = append(out, append([]byte(nil), value.Bytes()...))
+		}
+		return out
+	}
+	want := run(dtype.Float32)
+	require.Equal(t, want, run(dtype.Float16))
+	require.Equal(t, want, run(dtype.BFloat16))
+}
