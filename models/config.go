@@ -43,7 +43,7 @@ type Config struct {
 	LocalTheta float64 // base of the rotation of layers with the window, without scaling; 0: as the others
 	Scale      float64 // of the scores; 0: 1/sqrt(HeadDim)
 
-	BOS, EOS []int32
+	BOS, EOS, Pad []int32 // token ids
 }
 
 // maxConfigBytes is far above any real config.json.
@@ -193,6 +193,9 @@ func (c Config) write(w io.Writer, stored string) error {
 	}
 	if c.EOS != nil {
 		f.EOS = (*tokenIDs)(&c.EOS)
+	}
+	if c.Pad != nil {
+		f.Pad = (*tokenIDs)(&c.Pad)
 	}
 	f.setRope(&c)
 	arch.write(&f, &c)

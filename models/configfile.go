@@ -50,6 +50,7 @@ type file struct {
 	TorchDType       string    `json:"torch_dtype,omitempty"`
 	BOS              *tokenIDs `json:"bos_token_id"`
 	EOS              *tokenIDs `json:"eos_token_id"`
+	Pad              *tokenIDs `json:"pad_token_id"`
 }
 
 // rope is rope_scaling or rope_parameters.
@@ -117,7 +118,7 @@ func (f *file) config() (Config, error) {
 	c := Config{
 		Type: f.ModelType, Vocab: f.VocabSize, Hidden: f.HiddenSize, FFN: f.IntermediateSize, Layers: f.Layers,
 		Heads: f.Heads, KVHeads: f.Heads, Context: f.MaxPositions, NormEps: f.RMSNormEps, Tied: f.Tied,
-		BOS: idsOf(f.BOS), EOS: idsOf(f.EOS),
+		BOS: idsOf(f.BOS), EOS: idsOf(f.EOS), Pad: idsOf(f.Pad),
 	}
 	if f.KVHeads != nil {
 		c.KVHeads = *f.KVHeads

@@ -18,10 +18,25 @@ func (m *Transformer) Float64() (*Transformer, error) {
 			return nil, err
 		}
 		dst := graph.Data[float64](q.Tensor())
-		for i, v := range graph.Data[float32](p.Tensor()) {
+		for i, v := range widened(p.Tensor()) {
 			dst[i] = float64(v)
 		}
 		q.Touch()
 	}
 	return w, nil
+}
+
+// widened is a weight in float32: its own memory, or a copy of one in 16 bits.
+func widened(t graph.Tensor) []float32 {
+	switch t.DType {
+	case dtype.BFloat16:
+		wide := make([]float32, t.Size())
+		dtype.ToFloat32(wide, graph.Data[dtype.BF16](t))
+		return wide
+	case dtype.Float16:
+		wide := make([]float32, t.Size())
+		dtype.ToFloat32(wide, graph.Data[dtype.F16](t))
+		return wide
+	}
+	return graph.Data[float32](t)
 }

@@ -138,7 +138,7 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 			require.NoError(t, err)
 			require.Nil(t, o.Tokenizer)
 			c := o.Config
-			c.BOS, c.EOS = m.Config.BOS, m.Config.EOS
+			c.BOS, c.EOS, c.Pad = m.Config.BOS, m.Config.EOS, m.Config.Pad
 			if name == "gemma3" {
 				require.InDelta(t, 1/4.47213595499958, c.Scale, 1e-12, "1/sqrt(head_dim)")
 				require.Equal(t, []bool{false, false, false, false}, c.Global, "every sixth layer sees everything")

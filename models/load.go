@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models/checkpoint"
 )
 
@@ -17,10 +18,55 @@ type LoadReport struct {
 	Ignored []string // tensors that hold nothing of the model's own
 }
 
-// Load opens a Hugging Face folder. Weights are widened to float32. A tensor
-// that is missing, has another shape than the config says, or belongs to
-// nothing is an error that lists it.
-func Load(dir string) (*Transformer, LoadReport, error) {
+// Option changes how weights are kept in memory.
+type Option func(*storage)
+
+// storage says in which type a weight is kept.
+type storage struct {
+	wide     bool        // all in float32
+	matrices dtype.DType // matrices are rounded to it; Invalid: as the file has them
+}
+
+// Widen keeps every weight in float32, so that it can be trained.
+func Widen() Option { return func(s *storage) { s.wide = true } }
+
+// Store16 keeps the matrices in a 16-bit type, Float16 or BFloat16, rounded to
+// nearest where the file has them wider or quantised.
+func Store16(dt dtype.DType) Option { return func(s *storage) { s.matrices = dt } }
+
+// of is the type in which a parameter of that shape is kept, stored as it is in
+// the file. Ops read matrices in 16 bits; vectors are small and stay float32.
+func (s storage) of(t *checkpoint.Tensor) dtype.DType {
+	switch {
+	case s.wide || len(t.Shape()) != 2:
+		return dtype.Float32
+	case s.matrices != dtype.Invalid:
+		return s.matrices
+	case t.DType() == dtype.BFloat16 || t.DType() == dtype.Float16:
+		return t.DType()
+	}
+	return dtype.Float32
+}
+
+func storageOf(opts []Option) (storage, error) {
+	var s storage
+	for _, o := range opts {
+		o(&s)
+	}
+	switch s.matrices {
+	case dtype.Invalid, dtype.Float16, dtype.BFloat16:
+		return s, nil
+	}
+	return s, fmt.Errorf("models: matrices are stored as float16 or bfloat16, not %s", s.matrices)
+}
+
+// Load opens a Hugging Face folder with its weights in float32, ready to be
+// trained; Open keeps them as they are stored. A tensor that is missing, has
+// another shape than the config says, or belongs to nothing is an error that
+// lists it.
+func Load(dir string) (*Transformer, LoadReport, error) { return loadFolder(dir, storage{wide: true}) }
+
+func loadFolder(dir string, kept storage) (*Transformer, LoadReport, error) {
 	c, err := ReadConfig(dir)
 	if err != nil {
 		return nil, LoadReport{}, err
@@ -30,7 +76,7 @@ func Load(dir string) (*Transformer, LoadReport, error) {
 		return nil, LoadReport{}, fmt.Errorf("models: %w", err)
 	}
 	defer ck.Close() // everything is copied
-	m, report, err := load(c, &source{ck: ck})
+	m, report, err := load(c, &source{ck: ck, kept: kept})
 	if err != nil {
 		return nil, report, fmt.Errorf("models: %s: %w", dir, err)
 	}
@@ -46,6 +92,7 @@ const (
 type source struct {
 	ck   *checkpoint.Checkpoint
 	gguf *ggufForm // nil: the names are those of the file
+	kept storage
 }
 
 func (s *source) lookup(name string) (*checkpoint.Tensor, bool) {
@@ -65,17 +112,22 @@ func load(c Config, s *source) (*Transformer, LoadReport, error) {
 	if err != nil {
 		return nil, LoadReport{}, err
 	}
-	if err := m.Declare(); err != nil {
-		return nil, LoadReport{}, err
-	}
 	report, err := m.assign(s)
 	return m, report, err
 }
 
-// assign copies the tensors of a checkpoint to the parameters.
+// assign gives the model its parameters, read from a checkpoint.
 func (m *Transformer) assign(s *source) (LoadReport, error) {
 	var report LoadReport
-	params := m.params.All()
+	// A model without weights says what there must be; nothing is allocated.
+	plain, err := New(m.Config)
+	if err != nil {
+		return report, err
+	}
+	if err := plain.Declare(); err != nil {
+		return report, err
+	}
+	params := plain.params.All()
 	from := map[string]*checkpoint.Tensor{}
 	var missing, shapes, unexpected []string
 	used := map[string]bool{}
@@ -121,8 +173,13 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			return report, fmt.Errorf("%s: %s", x.what, strings.Join(x.list, ", "))
 		}
 	}
-	for _, p := range params {
-		if err := m.read(p, from[p.Name], s); err != nil {
+	for _, want := range params {
+		t := from[want.Name]
+		p, err := m.params.Add(want.Name, graph.T(s.kept.of(t), want.Type.Shape...), false)
+		if err != nil {
+			return report, err
+		}
+		if err := m.read(p, t, s); err != nil {
 			return report, err
 		}
 		p.Touch()
@@ -132,23 +189,69 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 
 // read gives a parameter its value, in the order and scale of Hugging Face.
 func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) error {
-	w := graph.Data[float32](p.Tensor())
-	if s.gguf == nil {
-		return t.Float32(w)
+	turned := 0
+	if s.gguf != nil && s.gguf.turned {
+		turned = m.turnedHeads(p.Name)
 	}
-	if heads := m.turnedHeads(p.Name); s.gguf.turned && heads > 0 {
-		turned := make([]float32, len(w))
-		if err := t.Float32(turned); err != nil {
+	w := p.Tensor()
+	if w.DType == t.DType() && w.DType != dtype.Float32 {
+		return inOrder(t.Raw, w.Bytes(), turned, m.Config.HeadDim, t.RowLen()*w.DType.Size())
+	}
+	if w.DType == dtype.Float32 {
+		wide := graph.Data[float32](w)
+		if err := inOrder(t.Float32, wide, turned, m.Config.HeadDim, t.RowLen()); err != nil {
 			return err
 		}
-		return checkpoint.UndoLlamaPermutation(w, turned, heads, m.Config.HeadDim, t.RowLen())
+		if s.gguf != nil && architectures[m.Config.Type].unitNorm && strings.HasSuffix(p.Name, "norm.weight") {
+			for i := range wide {
+				wide[i]-- // the file has the 1 added
+			}
+		}
+		return nil
 	}
-	if err := t.Float32(w); err != nil {
+	return rounded(w, func(wide []float32, first, rows int) error {
+		if turned == 0 {
+			return t.Float32Rows(wide, first, rows)
+		}
+		for r := range rows {
+			row := checkpoint.LlamaRow(first+r, m.Config.HeadDim)
+			if err := t.Float32Rows(wide[r*t.RowLen():(r+1)*t.RowLen()], row, 1); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// inOrder reads a tensor into w and undoes the order that GGUF gives the rows of
+// turned heads; 0 heads: they are in order.
+func inOrder[T any](read func([]T) error, w []T, turned, headDim, rowLen int) error {
+	if turned == 0 {
+		return read(w)
+	}
+	file := make([]T, len(w))
+	if err := read(file); err != nil {
 		return err
 	}
-	if architectures[m.Config.Type].unitNorm && strings.HasSuffix(p.Name, "norm.weight") {
-		for i := range w {
-			w[i]-- // the file has the 1 added
+	return checkpoint.UndoLlamaPermutation(w, file, turned, headDim, rowLen)
+}
+
+// rounded fills a matrix in 16 bits from rows in float32, some at a time.
+func rounded(w graph.Tensor, read func(wide []float32, first, rows int) error) error {
+	const piece = 1 << 18
+	n, k := w.Shape[0], w.Shape[1]
+	per := max(piece/k, 1)
+	wide := make([]float32, min(per, n)*k)
+	for first := 0; first < n; first += per {
+		rows := min(per, n-first)
+		part := wide[:rows*k]
+		if err := read(part, first, rows); err != nil {
+			return err
+		}
+		if w.DType == dtype.BFloat16 {
+			dtype.FromFloat32(graph.Data[dtype.BF16](w)[first*k:][:rows*k], part)
+		} else {
+			dtype.FromFloat32(graph.Data[dtype.F16](w)[first*k:][:rows*k], part)
 		}
 	}
 	return nil

@@ -25,16 +25,23 @@ type Opened struct {
 // index and its shards) or a .gguf file, with its tokenizer. A model whose
 // files hold no tokenizer is opened without, unless its vocabulary is that of
 // bytes.
-func Open(path string) (*Opened, error) {
+//
+// Matrices that the file has in 16 bits are kept and read in 16 bits, block
+// codings are decoded to float32, unless an option says otherwise.
+func Open(path string, opts ...Option) (*Opened, error) {
+	kept, err := storageOf(opts)
+	if err != nil {
+		return nil, err
+	}
 	o := &Opened{Path: path}
 	gguf, err := isGGUF(path)
 	if err != nil {
 		return nil, fmt.Errorf("models: %w", err)
 	}
 	if gguf {
-		err = o.openGGUF()
+		err = o.openGGUF(kept)
 	} else {
-		err = o.openFolder()
+		err = o.openFolder(kept)
 	}
 	if err != nil {
 		return nil, err
@@ -56,8 +63,8 @@ func isGGUF(path string) (bool, error) {
 	return len(found) > 0, err
 }
 
-func (o *Opened) openFolder() (err error) {
-	if o.Transformer, o.Report, err = Load(o.Path); err != nil {
+func (o *Opened) openFolder(kept storage) (err error) {
+	if o.Transformer, o.Report, err = loadFolder(o.Path, kept); err != nil {
 		return err
 	}
 	if hasTokenizer(o.Path) || o.Config.Vocab == 256 {
@@ -66,7 +73,7 @@ func (o *Opened) openFolder() (err error) {
 	return err
 }
 
-func (o *Opened) openGGUF() error {
+func (o *Opened) openGGUF(kept storage) error {
 	ck, err := checkpoint.Open(o.Path)
 	if err != nil {
 		return fmt.Errorf("models: %w", err)
@@ -82,7 +89,7 @@ func (o *Opened) openGGUF() error {
 		return fail(err)
 	}
 	form := architectures[c.Type].gguf
-	if o.Transformer, o.Report, err = load(c, &source{ck: ck, gguf: form}); err != nil {
+	if o.Transformer, o.Report, err = load(c, &source{ck: ck, gguf: form, kept: kept}); err != nil {
 		return fail(err)
 	}
 	if _, ok := o.Metadata["tokenizer.ggml.model"]; ok {

@@ -9,39 +9,84 @@ import (
 	"path/filepath"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models/checkpoint"
 )
 
-// Save writes the model as a Hugging Face folder: config.json and
-// model.safetensors. The folder is replaced as a whole; on an error the old one
-// is as it was.
-func (m *Transformer) Save(dir string) error {
-	return checkpoint.WriteDir(dir, m.WriteFiles)
+// SaveOption changes how Save writes the weights.
+type SaveOption func(*saving)
+
+type saving struct {
+	shard int64
+	as    dtype.DType
 }
 
-// WriteFiles writes config.json and model.safetensors into a folder that is
-// there, for callers that put more files beside them.
-func (m *Transformer) WriteFiles(dir string) error {
+// Shards cuts the weights into files of at most that many bytes of tensors,
+// with an index.
+func Shards(bytes int64) SaveOption { return func(s *saving) { s.shard = bytes } }
+
+// As stores the weights as that float type, rounded to nearest, and not as they
+// are in memory.
+func As(dt dtype.DType) SaveOption { return func(s *saving) { s.as = dt } }
+
+// Save writes the model as a Hugging Face folder: config.json and
+// model.safetensors, or its shards with their index. The folder is replaced as a
+// whole; on an error the old one is as it was.
+func (m *Transformer) Save(dir string, opts ...SaveOption) error {
+	var s saving
+	for _, o := range opts {
+		o(&s)
+	}
+	return checkpoint.WriteDir(dir, func(tmp string) error { return m.writeFiles(tmp, s) })
+}
+
+// WriteFiles writes config.json and the weights into a folder that is there,
+// for callers that put more files beside them.
+func (m *Transformer) WriteFiles(dir string) error { return m.writeFiles(dir, saving{}) }
+
+func (m *Transformer) writeFiles(dir string, s saving) error {
+	stored := dtype.Float32
+	if table := m.params.Get(tableName); table != nil {
+		stored = table.Type.DType
+	}
+	if s.as != dtype.Invalid {
+		stored = s.as
+	}
 	var config bytes.Buffer
-	if err := m.Config.Write(&config); err != nil {
+	if err := m.Config.write(&config, stored.String()); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), config.Bytes(), 0o666); err != nil {
 		return err
 	}
-	return checkpoint.Save(filepath.Join(dir, "model.safetensors"), Entries(m.params.All()), checkpoint.SaveOptions{})
+	return checkpoint.Save(dir, entries(m.params.All(), s.as), checkpoint.SaveOptions{MaxShardBytes: s.shard})
 }
 
 // Entries are the weights among params, to be saved as they are stored.
 func Entries(params []*graph.Param) iter.Seq[checkpoint.Entry] {
+	return entries(params, dtype.Invalid)
+}
+
+func entries(params []*graph.Param, as dtype.DType) iter.Seq[checkpoint.Entry] {
 	return func(yield func(checkpoint.Entry) bool) {
 		for _, p := range params {
-			if p.State {
-				continue
-			}
-			if !yield(checkpoint.Values(p.Name, graph.Data[float32](p.Tensor()), p.Type.Shape...)) {
+			if !p.State && !yield(entry(p.Name, p.Tensor(), as)) {
 				return
 			}
 		}
 	}
+}
+
+// entry is a tensor to be saved as a type, or as it is stored.
+func entry(name string, t graph.Tensor, as dtype.DType) checkpoint.Entry {
+	if as != dtype.Invalid && as != t.DType {
+		return checkpoint.Rounded(name, as, widened(t), t.Shape...)
+	}
+	switch t.DType {
+	case dtype.BFloat16:
+		return checkpoint.Values(name, graph.Data[dtype.BF16](t), t.Shape...)
+	case dtype.Float16:
+		return checkpoint.Values(name, graph.Data[dtype.F16](t), t.Shape...)
+	}
+	return checkpoint.Values(name, graph.Data[float32](t), t.Shape...)
 }

@@ -1,0 +1,136 @@
+package models_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models"
+)
+
+// TestStoredWeightsGiveTheBitsOfWideOnes opens the goldens with their matrices
+// as the files have them.
+func TestStoredWeightsGiveTheBitsOfWideOnes(t *testing.T) {
+	half := 0
+	for _, dir := range goldenFolders(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			wide, _, err := models.Load(dir)
+			require.NoError(t, err)
+			o, err := models.Open(dir)
+			require.NoError(t, err)
+			if table := o.Params().Get("model.embed_tokens.weight"); table.Type.DType != dtype.Float32 {
+				require.Equal(t, 2*table.Type.Size(), len(table.Tensor().Bytes()))
+				half++
+			}
+			for _, p := range readGolden(t, dir).Prompts {
+				require.Equal(t, runLogits(t, wide, p.InputIDs), runLogits(t, o.Transformer, p.InputIDs))
+			}
+		})
+	}
+	require.GreaterOrEqual(t, half, 5, "goldens in 16 bits")
+}
+
+func TestStorageOptions(t *testing.T) {
+	dir := "testdata/golden/llama_untied_bias" // float32
+	wide, _, err := models.Load(dir)
+	require.NoError(t, err)
+	for _, dt := range []dtype.DType{dtype.BFloat16, dtype.Float16} {
+		o, err := models.Open(dir, models.Store16(dt))
+		require.NoError(t, err)
+		for i, p := range wide.Params().All() {
+			q := o.Params().All()[i]
+			if len(p.Type.Shape) != 2 {
+				require.Equal(t, p.Tensor().Bytes(), q.Tensor().Bytes(), p.Name)
+				continue
+			}
+			w := graph.Data[float32](p.Tensor())
+			if dt == dtype.BFloat16 {
+				want := make([]dtype.BF16, len(w))
+				dtype.FromFloat32(want, w)
+				require.Equal(t, want, graph.Data[dtype.BF16](q.Tensor()), p.Name)
+			} else {
+				want := make([]dtype.F16, len(w))
+				dtype.FromFloat32(want, w)
+				require.Equal(t, want, graph.Data[dtype.F16](q.Tensor()), p.Name)
+			}
+		}
+		// A GGUF file of the llama form is put in order while it is rounded.
+		path := filepath.Join(t.TempDir(), "model.gguf")
+		require.NoError(t, os.WriteFile(path, ggufOf(wide, nil), 0o666))
+		g, err := models.Open(path, models.Store16(dt))
+		require.NoError(t, err)
+		for i, p := range o.Params().All() {
+			require.Equal(t, p.Tensor().Bytes(), g.Params().All()[i].Tensor().Bytes(), p.Name)
+		}
+	}
+	_, err = models.Open(dir, models.Store16(dtype.Float64))
+	require.EqualError(t, err, "models: matrices are stored as float16 or bfloat16, not float64")
+	o, err := models.Open("testdata/golden/llama3", models.Widen())
+	require.NoError(t, err)
+	require.Equal(t, dtype.Float32, o.Params().Get("model.embed_tokens.weight").Type.DType)
+}
+
+// TestSaveIsWhatWasOpened saves every golden in shards and opens it again: the
+// config and every bit of the weights are the same.
+func TestSaveIsWhatWasOpened(t *testing.T) {
+	for _, dir := range goldenFolders(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			o, err := models.Open(dir)
+			require.NoError(t, err)
+			to := filepath.Join(t.TempDir(), "saved")
+			require.NoError(t, o.Save(to, models.Shards(100_000)))
+			shards, err := filepath.Glob(filepath.Join(to, "model-*.safetensors"))
+			require.NoError(t, err)
+			require.Greater(t, len(shards), 1)
+			require.FileExists(t, filepath.Join(to, "model.safetensors.index.json"))
+			again, err := models.Open(to)
+			require.NoError(t, err)
+			require.Equal(t, o.Config, again.Config)
+			require.Equal(t, len(o.Params().All()), len(again.Params().All()))
+			for i, p := range o.Params().All() {
+				q := again.Params().All()[i]
+				require.Equal(t, p.Type, q.Type)
+				require.Equal(t, p.Tensor().Bytes(), q.Tensor().Bytes(), p.Name)
+			}
+			require.NoError(t, o.Save(to, models.As(dtype.Float32)), "one file in place of the shards")
+			again, err = models.Open(to)
+			require.NoError(t, err)
+			require.Equal(t, dtype.Float32, again.Params().All()[0].Type.DType)
+			require.NoFileExists(t, filepath.Join(to, "model.safetensors.index.json"))
+		})
+	}
+}
+
+// TestTransformersOpensWhatWeSave holds the logits that transformers computes
+// from our folders equal to those from its own.
+func TestTransformersOpensWhatWeSave(t *testing.T) {
+	python := os.Getenv("PYTHON")
+	if python == "" {
+		python = "python3"
+	}
+	if out, err := exec.Command(python, "-c", "import torch, transformers, safetensors").CombinedOutput(); err != nil {
+		t.Skipf("skipped: %s has no transformers (PYTHON names another interpreter): %v %s", python, err, lastLine(out))
+	}
+	args := []string{"testdata/compare_saved.py"}
+	for _, dir := range goldenFolders(t) {
+		o, err := models.Open(dir)
+		require.NoError(t, err)
+		to := filepath.Join(t.TempDir(), filepath.Base(dir))
+		require.NoError(t, o.Save(to, models.Shards(100_000)))
+		args = append(args, dir, to)
+	}
+	out, err := exec.Command(python, args...).CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, len(goldenFolders(t)), strings.Count(string(out), ": equal"), string(out))
+}
+
+func lastLine(out []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return lines[len(lines)-1]
+}
