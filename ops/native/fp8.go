@@ -413,18 +413,22 @@ func fp8DecodeUnit[T Float](a *fp8DecodeArgs[T], i int) {
 	fp8DecodeSlice(a.x[lo:hi], a.codes[lo:hi], a.f)
 }
 
-func fp8DecodeSlice[T Float](x []T, codes []byte, f FP8) {
+// fp8DecodeSlice computes the values of codes.
+func fp8DecodeSlice[T Float](x []T, codes []byte, f FP8) { fp8DecodeTimes(x, codes, 1, f) }
+
+// fp8DecodeTimes computes the values of codes times step.
+func fp8DecodeTimes[T Float](x []T, codes []byte, step float32, f FP8) {
 	if len(codes) == 0 {
 		return
 	}
 	if fp8Assembly[T]() {
-		fp8DecodeAVX512(f32p(x), &codes[0], len(codes), int(f))
+		fp8DecodeAVX512(f32p(x), &codes[0], len(codes), int(f), step)
 		return
 	}
 	table := fp8Values[f]
 	x = x[:len(codes)]
 	for i, c := range codes {
-		x[i] = T(table[c])
+		x[i] = T(table[c]) * T(step)
 	}
 }
 
@@ -456,12 +460,7 @@ func fp8DequantizeUnit[T Float](a *fp8DequantizeArgs[T], i int) {
 		return
 	}
 	a.b.segments(lo, hi, func(at, n, step int) {
-		x := a.x[at:][:n]
-		fp8DecodeSlice(x, a.codes[at:][:n], a.f)
-		s := T(a.steps[step])
-		for j := range x {
-			x[j] *= s
-		}
+		fp8DecodeTimes(a.x[at:][:n], a.codes[at:][:n], a.steps[step], a.f)
 	})
 }
 

@@ -16,8 +16,8 @@ func fp8AmaxAVX512(x *float32, n int) (amax float32, nan int)
 //go:noescape
 func fp8EncodeAVX512(codes *byte, x *float32, step float32, n int, f *fp8Format) bool
 
-// fp8DecodeAVX512 computes the values of codes; format is 0 for E4M3, 1 for
-// E5M2.
+// fp8DecodeAVX512 computes the values of codes times step; format is 0 for E4M3,
+// 1 for E5M2.
 //
 //go:noescape
-func fp8DecodeAVX512(x *float32, codes *byte, n, format int)
+func fp8DecodeAVX512(x *float32, codes *byte, n, format int, step float32)

@@ -109,15 +109,16 @@ encodeLoop:
 	VZEROUPPER
 	RET
 
-// func fp8DecodeAVX512(x *float32, codes *byte, n, format int)
+// func fp8DecodeAVX512(x *float32, codes *byte, n, format int, step float32)
 //
 // E5M2 is the upper half of a float16. An E4M3 moved to the place of a
 // float16's fields is 2^8 too small there; its NaN becomes 480 times the sign.
-TEXT ·fp8DecodeAVX512(SB), NOSPLIT, $0-32
+TEXT ·fp8DecodeAVX512(SB), NOSPLIT, $0-36
 	MOVQ x+0(FP), DI
 	MOVQ codes+8(FP), SI
 	MOVQ n+16(FP), CX
 	MOVQ format+24(FP), BX
+	VBROADCASTSS step+32(FP), Z15
 	TESTQ BX, BX
 	JNE decode52
 	VPBROADCASTD fp8Half<>(SB), Y10
@@ -137,6 +138,7 @@ decode43Loop:
 	VPANDD Z12, Z0, Z1
 	VCMPPS $0, Z13, Z1, K2
 	VPORD Z14, Z0, K2, Z0
+	VMULPS Z15, Z0, Z0
 	VMOVUPS Z0, K1, (DI)
 	ADDQ $16, SI
 	ADDQ $64, DI
@@ -152,6 +154,7 @@ decode52Loop:
 	VPMOVZXBW X0, Y0
 	VPSLLW $8, Y0, Y0
 	VCVTPH2PS Y0, Z0
+	VMULPS Z15, Z0, Z0
 	VMOVUPS Z0, K1, (DI)
 	ADDQ $16, SI
 	ADDQ $64, DI

@@ -9,4 +9,4 @@ func fp8AmaxAVX512(x *float32, n int) (amax float32, nan int) { return 0, 0 }
 
 func fp8EncodeAVX512(codes *byte, x *float32, step float32, n int, f *fp8Format) bool { return false }
 
-func fp8DecodeAVX512(x *float32, codes *byte, n, format int) {}
+func fp8DecodeAVX512(x *float32, codes *byte, n, format int, step float32) {}

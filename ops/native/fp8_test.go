@@ -321,3 +321,53 @@ func BenchmarkFP8Linear(b *testing.B) {
 		})
 	}
 }
+
+// TestFP8WeightLinearIsLinearOnTheWidenedWeight, bit for bit, and so has its
+// accuracy; a row has the same bits alone and in a batch.
+func TestFP8WeightLinearIsLinearOnTheWidenedWeight(t *testing.T) {
+	for _, s := range []struct{ m, n, k int }{{1, 1, 1}, {1, 100, 300}, {3, 33, 257}, {32, 70, 64}, {33, 70, 64}, {50, 129, 513}, {2, 40, 0}, {0, 3, 4}} {
+		for _, grid := range fp8Grids(s.n, s.k)[:4] {
+			for _, f := range []FP8{E4M3, E5M2} {
+				w, _ := fp8Operand("w", grid, f)
+				x := optest.Cast[float32](optest.Normals("x", s.m*s.k, 1))
+				for _, bias := range [][]float32{nil, optest.Cast[float32](optest.Normals("b", s.n, 1))} {
+					eachKernel(t, func(t *testing.T) {
+						wide, want := make([]float32, s.n*s.k), make([]float32, s.m*s.n)
+						FP8Dequantize(wide, w.Codes, w.Steps, w.FP8Blocks, w.Format)
+						Linear(want, x, wide, bias, s.m, s.n, s.k)
+						requireSameBits(t, want, eachWorkers(t, func() []float32 {
+							got := optest.Guard[float32](s.m * s.n)
+							FP8WeightLinear(got.Data, x, w, bias, s.m, s.n, s.k)
+							optest.CheckGuards(t, "y", got)
+							return got.Data
+						}))
+					})
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkFP8WeightLinear is one decoded token.
+func BenchmarkFP8WeightLinear(b *testing.B) {
+	const n, k = 4096, 4096
+	r := rand.New(rand.NewPCG(1, 2))
+	x, w, y := normals[float32](r, k), normals[float32](r, n*k), make([]float32, n)
+	b.Run("float32", func(b *testing.B) {
+		b.SetBytes(4 * n * k)
+		for b.Loop() {
+			Linear(y, x, w, nil, 1, n, k)
+		}
+	})
+	b.Run("fp8", func(b *testing.B) {
+		q := FP8Matrix{FP8PerRow(n, k), E4M3, make([]byte, n*k), make([]float32, n)}
+		for i := range q.Steps {
+			q.Steps[i] = 0.01
+		}
+		FP8Quantize(q.Codes, nil, w, q.Steps, q.FP8Blocks, E4M3)
+		b.SetBytes(n * k)
+		for b.Loop() {
+			FP8WeightLinear(y, x, q, nil, 1, n, k)
+		}
+	})
+}
