@@ -132,7 +132,8 @@ type pass struct {
 	minSize    int
 	keeps      []role // default exclusions
 	build      func(n *graph.Node, in []*graph.Node) *graph.Node
-	narrow     bool // the weight may be stored in 16 bits
+	narrow     bool                     // the weight may be stored in 16 bits
+	again      func(n *graph.Node) bool // a linear done before is to be done anew; nil: never
 }
 
 func (p pass) run(b *graph.Builder, f Filter, into *graph.Builder) (*graph.Builder, *Report, error) {

@@ -45,11 +45,14 @@ func (p pass) decide(b *graph.Builder, f Filter) (*Report, map[*graph.Node]bool,
 		switch {
 		case included != "" && excluded != "":
 			return nil, nil, fmt.Errorf("%s is included by %q and excluded by %q", d.Weight, included, excluded)
-		case op.Name() != "linear":
+		case op.Name() != "linear" && (p.again == nil || !p.again(n) || excluded != "" || len(f.Include) > 0 && included == ""):
 			d.Cast, d.Reason = true, "done before"
+		case op.Name() != "linear":
+			d.Cast, d.Reason = true, "with other activations"
+			chosen[n] = true
 		case w.Param() == nil:
 			d.Reason = "the weight is no parameter"
-		case !w.Param().Trainable() && !p.narrow:
+		case w.Param().State || !w.Param().Trainable() && !p.narrow:
 			d.Reason = fmt.Sprintf("the weight is stored as %s", w.Type().DType)
 		case excluded != "":
 			d.Reason = fmt.Sprintf("excluded by %q", excluded)
@@ -61,7 +64,7 @@ func (p pass) decide(b *graph.Builder, f Filter) (*Report, map[*graph.Node]bool,
 			d.Cast, d.Reason = p.byDefault(n, users, minSize)
 		}
 		report.Linears = append(report.Linears, d)
-		chosen[n] = d.Cast && op.Name() == "linear"
+		chosen[n] = chosen[n] || d.Cast && op.Name() == "linear"
 	}
 	for _, pattern := range slices.Concat(f.Include, f.Exclude) {
 		if _, err := path.Match(pattern, ""); err != nil {

@@ -56,6 +56,9 @@ func (p *Plan) Native(opts ...NativeOption) (*Native, error) {
 			if !n.param.HasValue() {
 				return nil, fmt.Errorf("graph: Native: parameter %s has no value: initialise it or load a checkpoint", n.param.Name)
 			}
+			if !n.param.Type.Equal(n.typ) {
+				return nil, fmt.Errorf("graph: Native: parameter %s is stored as %s, the graph was built for %s: build it again", n.param.Name, n.param.Type, n.typ)
+			}
 			r.params = append(r.params, n.param)
 		}
 	}

@@ -41,6 +41,23 @@ func (p *Param) Version() uint64 { return p.version }
 // Touch says that the value has changed: call it after writing to Tensor.
 func (p *Param) Touch() { p.version++ }
 
+// Store changes the element type that the value is stored in and takes a copy
+// of its bytes. Graphs that were built for another type must be built again:
+// their plans give no executor, and executors that are there go on with the old
+// value.
+func (p *Param) Store(dt dtype.DType, value []byte) error {
+	t := Type{dt, p.Type.Shape}
+	if len(value) != t.Bytes() {
+		return fmt.Errorf("parameter %s: %s has %d bytes, got %d", p.Name, t, t.Bytes(), len(value))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Type, p.mem, p.attached = t, alignedBytes(len(value)), nil
+	copy(p.mem, value)
+	p.version++
+	return nil
+}
+
 // Attach returns what a body keeps with p under a key, such as a packed or
 // quantised copy; make makes it at the first call. It lives as long as p, is
 // shared by all graphs of the model, and is not saved: what depends on the value

@@ -134,3 +134,17 @@ func TestRewriteIntoAnEmptyGraph(t *testing.T) {
 	bad.Input("", dtype.Float32)
 	require.EqualError(t, graph.RewriteInto(bad, src, nil), "an input needs a name")
 }
+
+func TestAStoredTypeBelongsToItsGraph(t *testing.T) {
+	b := graph.New()
+	w := b.Param("w", 4)
+	plan, err := b.Plan(graph.Apply(scale{1}, w))
+	require.NoError(t, err)
+	require.EqualError(t, w.Param().Store(dtype.BFloat16, make([]byte, 4)), "parameter w: bfloat16[4] has 8 bytes, got 4")
+	require.NoError(t, w.Param().Store(dtype.BFloat16, []byte{1, 2, 3, 4, 5, 6, 7, 8}))
+	require.Equal(t, []byte{1, 2, 3, 4, 5, 6, 7, 8}, w.Param().Tensor().Bytes())
+	require.False(t, w.Param().Trainable())
+	_, err = plan.Native()
+	require.EqualError(t, err, "graph: Native: parameter w is stored as bfloat16[4], the graph was built for float32[4]: build it again")
+	require.Equal(t, dtype.BFloat16, b.Sibling().Param("w", 4).Type().DType)
+}

@@ -65,8 +65,12 @@ func init() {
 type LinearOp struct{}
 
 // Linear adds a LinearOp: y = x w^T, plus bias when one is given. The node is
-// named after the weight.
+// named after the weight. A weight stored in 8 bits is read as it is: then it
+// is an FP8WeightLinearOp.
 func Linear(x, w *graph.Node, bias ...*graph.Node) *graph.Node {
+	if w.Type().DType.IsFloat8() {
+		return FP8WeightLinear(x, w, FP8WeightLinearOp{}, bias...)
+	}
 	return graph.ApplyAs(linearLabel(w), LinearOp{}, append([]*graph.Node{x, w}, bias...)...)
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 func init() {
-	tables = append(tables, fp8StepCases, fp8QuantizeCases, fp8MatMulCases, fp8LinearCases, fp8Errors)
+	tables = append(tables, fp8StepCases, fp8QuantizeCases, fp8MatMulCases, fp8LinearCases, fp8WeightCases, fp8Errors)
 }
 
 var fp8Formats = []struct {
@@ -167,6 +167,45 @@ func fp8LinearCases() []Case {
 	return cs
 }
 
+func fp8WeightCases() []Case {
+	cs := []Case{{Op: "amax", Name: "blocks", In: []Input{Normal("x", 2, 65, 257)},
+		Build: func(in []*graph.Node) []*graph.Node {
+			return one(ops.Amax(in[0], ops.FP8Block{Rows: 128, Cols: 128}))
+		},
+		Oracle: func(in []Input) [][]float64 {
+			m, _ := optest.Blocks{Rows: 130, Cols: 257, BlockRows: 128, BlockCols: 128}.Amax(in[0].F)
+			return [][]float64{m}
+		},
+		C: 1e-9, // exact
+	}}
+	for _, s := range []struct{ b, m, n, k int }{{1, 1, 1, 1}, {1, 1, 65, 300}, {2, 3, 33, 65}, {3, 50, 40, 129}} {
+		rows := s.b * s.m
+		for _, a := range []ops.FP8Activations{ops.Exact, ops.StepPerRow, ops.StaticSteps} {
+			in := []Input{Normal("x", s.b, s.m, s.k), Normal("w", s.n, s.k), Normal("bias", s.n)}
+			bias := 2 + int(a)%2 // with and without
+			cs = append(cs, Case{Op: "fp8_weight_linear", Name: fmt.Sprint(s, " ", a), In: in[:bias],
+				Build: func(in []*graph.Node) []*graph.Node {
+					return one(ops.FP8WeightLinear(in[0], in[1], ops.FP8WeightLinearOp{Activations: a, StepX: 0.01}, in[2:]...))
+				},
+				Oracle: func(in []Input) [][]float64 {
+					w := fp8Quantized(in[1].F, optest.PerRow(s.n, s.k), optest.E4M3, 0)
+					x := in[0].F
+					switch a {
+					case ops.StepPerRow:
+						x = fp8Quantized(x, optest.PerRow(rows, s.k), optest.E4M3, 0).Values()
+					case ops.StaticSteps:
+						b, steps := optest.PerTensor(rows, s.k), []float64{float64(float32(0.01))}
+						x = b.Dequantize(b.Quantize(x, steps, optest.E4M3), steps, optest.E4M3)
+					}
+					return [][]float64{optest.Linear(x, w.Values(), bias0(in), rows, s.n, s.k)}
+				},
+				C: 12, // measured at most 5.3
+			})
+		}
+	}
+	return cs
+}
+
 // fp8Errors has one case for each check.
 func fp8Errors() []Case {
 	linear := func(r ops.FP8Recipe) func(in []*graph.Node) []*graph.Node {
@@ -189,6 +228,22 @@ func fp8Errors() []Case {
 			"w: fp8_linear: the margin must be -64 to 64, got 65"},
 		{"fp8_linear", "format", []Input{Normal("x", 2, 3), Normal("w", 4, 3)}, linear(ops.FP8Recipe{Format: 9}),
 			"w: fp8_linear: the format must be hybrid, E4M3 or E5M2, got policy 9"},
+		{"fp8_weight_linear", "step", []Input{Normal("x", 2, 3), Normal("w", 4, 3)},
+			func(in []*graph.Node) []*graph.Node {
+				return one(ops.FP8WeightLinear(in[0], in[1], ops.FP8WeightLinearOp{Activations: ops.StaticSteps}))
+			},
+			"w: fp8_weight_linear: a static step must be positive and finite, got 0"},
+		{"fp8_weight_linear", "activations", []Input{Normal("x", 2, 3), Normal("w", 4, 3)},
+			func(in []*graph.Node) []*graph.Node {
+				return one(ops.FP8WeightLinear(in[0], in[1], ops.FP8WeightLinearOp{Activations: 7}))
+			},
+			"w: fp8_weight_linear: the activations must be exact, quantised by row or by static steps, got activations 7"},
+		{"fp8_weight_linear", "no steps", []Input{Normal("x", 2, 3), Normal("w", 4, 3)},
+			func(in []*graph.Node) []*graph.Node {
+				s := ops.FP8Steps(in[1], native.E4M3, ops.FP8Block{}, 0)
+				return one(ops.Linear(in[0], ops.Quantize(in[1], s, native.E4M3, ops.FP8Block{}, false)))
+			},
+			"quantize: fp8_weight_linear: w float8_e4m3[4,3] needs its steps, a parameter of its name with _scale or _scale_inv"},
 		{"quantize", "steps", []Input{Normal("x", 2, 3), Normal("s", 2, 1)},
 			func(in []*graph.Node) []*graph.Node {
 				return one(ops.Quantize(in[0], in[1], native.E4M3, ops.FP8Block{}, false))
