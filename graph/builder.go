@@ -301,7 +301,7 @@ func ApplyAll(label string, op Op, in ...*Node) []*Node {
 	}
 	res := make([]*Node, len(n.outs))
 	for i := range res {
-		res[i] = b.node(fmt.Sprintf("%s.%d", label, i), result{i, n.outs[i], partOffset(n.outs, i)}, []*Node{n})
+		res[i] = b.node(fmt.Sprintf("%s.%d", n.Label(), i), result{i, n.outs[i], partOffset(n.outs, i)}, []*Node{n})
 	}
 	return res
 }

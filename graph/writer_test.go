@@ -148,3 +148,25 @@ func TestAStoredTypeBelongsToItsGraph(t *testing.T) {
 	require.EqualError(t, err, "graph: Native: parameter w is stored as bfloat16[4], the graph was built for float32[4]: build it again")
 	require.Equal(t, dtype.BFloat16, b.Sibling().Param("w", 4).Type().DType)
 }
+
+// TestRewriteKeepsTheNamesOfResults also where an op of several results stands
+// twice in a scope.
+func TestRewriteKeepsTheNamesOfResults(t *testing.T) {
+	b := graph.New()
+	x := b.Input("x", dtype.Float32, 4)
+	for range 2 {
+		x = graph.ApplyAll("pair", pair{}, x)[1]
+	}
+	require.Equal(t, "pair#2.1", x.Name())
+	b.Output("x", x)
+	nb, err := graph.Rewrite(b, nil)
+	require.NoError(t, err)
+	var names, after []string
+	for _, n := range b.Nodes() {
+		names = append(names, n.Name())
+	}
+	for _, n := range nb.Nodes() {
+		after = append(after, n.Name())
+	}
+	require.Equal(t, names, after)
+}

@@ -106,6 +106,17 @@ const (
 	headFresh // 1: the weight was replaced since the last training step
 )
 
+// FP8LinearSteps reads the steps of x and w out of the second result of an
+// FP8LinearOp.
+func FP8LinearSteps(kept graph.Tensor) (x, w float32) {
+	if kept.DType == dtype.Float64 {
+		d := graph.Data[float64](kept)
+		return float32(d[headStepX]), float32(d[headStepW])
+	}
+	d := graph.Data[float32](kept)
+	return d[headStepX], d[headStepW]
+}
+
 // packedCodes is the type of a head and n codes, in elements of t.
 func packedCodes(t graph.Type, n int) graph.Type {
 	size := t.DType.Size()

@@ -1,0 +1,34 @@
+package autocast
+
+import (
+	"fmt"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops"
+)
+
+// BF16 returns the graph with its linears multiplying in bf16 and summing in the
+// float type of the graph (see ops.BF16LinearOp), forward and backward. By
+// default routers and norms stay as they are, and there is no size threshold.
+// Linears that FP8 has taken stay FP8.
+func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
+	p := pass{
+		name: "bf16", mode: "products of bf16, sums of " + floatName(b), done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"},
+		minSize: 1, keeps: []role{router, norm},
+		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
+			return ops.BF16LinearAs(n.Label(), in[0], in[1], in[2:]...)
+		},
+	}
+	nb, report, err := p.run(b, f, nil)
+	if err != nil {
+		return nil, nil, fmt.Errorf("autocast: BF16: %w", err)
+	}
+	return nb, report, nil
+}
+
+func floatName(b *graph.Builder) string {
+	if b == nil {
+		return "floats"
+	}
+	return b.Float().String()
+}

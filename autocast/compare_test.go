@@ -1,0 +1,150 @@
+package autocast_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/autocast"
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
+)
+
+func TestBF16KeepsTheGraph(t *testing.T) {
+	m := newModel(t, tiny)
+	b := lossGraph(t, m)
+	nb, report, err := autocast.BF16(b, autocast.Filter{})
+	require.NoError(t, err)
+	require.NoError(t, graph.Verify(nb))
+	require.Len(t, report.Cast(), 15, "the head too, and no threshold")
+	p, err := b.Plan(b.Out("loss"))
+	require.NoError(t, err)
+	q, err := nb.Plan(nb.Out("loss"))
+	require.NoError(t, err)
+	was, is := strings.Split(p.String(), "\n"), strings.Split(q.String(), "\n")
+	require.Equal(t, len(was), len(is))
+	words := func(s string) string { return strings.Join(strings.Fields(s), " ") } // columns move
+	for i := range was {
+		require.Equal(t, words(strings.Replace(was[i], " linear ", " bf16_linear ", 1)), words(is[i]))
+	}
+	twice, _, err := autocast.BF16(nb, autocast.Filter{})
+	require.NoError(t, err)
+	r, err := twice.Plan(twice.Out("loss"))
+	require.NoError(t, err)
+	require.Equal(t, q.String(), r.String())
+
+	// It trains, close to float32, and leaves FP8 linears to FP8.
+	plain, cast := newDescent(t, lossGraph(t, newModel(t, tiny))), newDescent(t, nb)
+	for i := range 3 {
+		x, y := plain.step(t, feeds(tiny, i)), cast.step(t, feeds(tiny, i))
+		require.InEpsilon(t, x, y, 1e-3) // measured 1e-4
+		require.NotEqual(t, x, y)
+	}
+	fp8, _, err := autocast.FP8(lossGraph(t, newModel(t, tiny)), autocast.Options{Filter: autocast.Filter{Include: []string{"*.mlp.*"}}})
+	require.NoError(t, err)
+	both, report, err := autocast.BF16(fp8, autocast.Filter{})
+	require.NoError(t, err)
+	require.NoError(t, graph.Verify(both))
+	count := map[string]int{}
+	for _, n := range both.Nodes() {
+		if n.Op() != nil {
+			count[n.Op().Name()]++
+		}
+	}
+	require.Equal(t, 6, count["fp8_linear"])
+	require.Equal(t, 9, count["bf16_linear"])
+	require.Zero(t, count["linear"])
+	_, _, err = autocast.BF16(nil, autocast.Filter{})
+	require.EqualError(t, err, "autocast: BF16: the graph is missing")
+}
+
+func TestCompareShowsEveryLayer(t *testing.T) {
+	m := newModel(t, tiny)
+	plain := lossGraph(t, m)
+	f := feeds(tiny, 0)
+	for name, pass := range map[string]func() (*graph.Builder, *autocast.Report, error){
+		"fp8": func() (*graph.Builder, *autocast.Report, error) {
+			return autocast.FP8(plain, autocast.Options{Filter: small})
+		},
+		"bf16": func() (*graph.Builder, *autocast.Report, error) { return autocast.BF16(plain, autocast.Filter{}) },
+		"rows": func() (*graph.Builder, *autocast.Report, error) {
+			return autocast.FP8Inference(plain, autocast.InferenceOptions{Activations: autocast.PerRow, Filter: small})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cast, report, err := pass()
+			require.NoError(t, err)
+			states := map[string]string{}
+			for _, p := range m.Params().All() {
+				states[p.Name] = string(p.Tensor().Bytes())
+			}
+			c, err := autocast.Compare(context.Background(), plain, cast, f)
+			require.NoError(t, err)
+			for _, p := range m.Params().All() {
+				require.Equal(t, states[p.Name], string(p.Tensor().Bytes()), "no state moves")
+			}
+			require.Len(t, c.Layers, len(report.Cast()))
+			for i, l := range c.Layers {
+				require.Equal(t, report.Cast()[i], l.Weight)
+				require.Positive(t, l.Own)
+				if name == "bf16" {
+					require.Less(t, l.Own, 0.005) // measured at most 0.003
+					continue
+				}
+				require.Less(t, l.Own, 0.05) // measured at most 0.04
+				require.Equal(t, 32*plain.Node(strings.TrimSuffix(l.Weight, ".weight")).In()[0].Dim(-1), l.X.Elements)
+				require.Zero(t, l.X.Saturated+l.W.Saturated+l.X.NaN)
+			}
+			require.InDelta(t, c.Layers[0].Own, c.Layers[0].Error, 0.01, "nothing stands before the first layer")
+			require.Contains(t, c.String(), c.Worst().Weight)
+			raw, err := c.JSON()
+			require.NoError(t, err)
+			var back autocast.Comparison
+			require.NoError(t, json.Unmarshal(raw, &back))
+			require.Equal(t, *c, back)
+		})
+	}
+}
+
+// TestCompareCounts holds the counts to inputs that are known: a history of
+// small values makes large ones saturate, and one large value makes small ones
+// vanish.
+func TestCompareCounts(t *testing.T) {
+	params := graph.NewParams()
+	build := func() *graph.Builder {
+		b := graph.New(graph.Share(params))
+		y := ops.Linear(b.Input("x", dtype.Float32, 4, 128), b.Param("w.weight", 128, 128))
+		loss, _ := ops.CrossEntropy(y, b.Input("labels", dtype.Int32, 4))
+		b.Output("loss", loss)
+		require.NoError(t, b.Err())
+		return b
+	}
+	o := autocast.Options{Recipe: autocast.Delayed{History: 4}, Filter: autocast.Filter{Include: []string{"w.weight"}}}
+	train, _, err := autocast.FP8(build(), o)
+	require.NoError(t, err)
+	w := params.Get("w.weight")
+	for i := range graph.Data[float32](w.Tensor()) {
+		graph.Data[float32](w.Tensor())[i] = float32(i%7) - 3
+	}
+	w.Touch()
+	x := make([]float32, 4*128)
+	for i := range x {
+		x[i] = 1
+	}
+	newDescent(t, train).step(t, graph.Feeds{"x": x, "labels": make([]int32, 4)}) // the history holds 1
+	cast, _, err := autocast.FP8(build(), o)
+	require.NoError(t, err)
+	x[0], x[1], x[2] = 100, -2, 1e-9
+	c, err := autocast.Compare(context.Background(), build(), cast, graph.Feeds{"x": x})
+	require.NoError(t, err)
+	require.Equal(t, autocast.Counts{Elements: 512, Saturated: 2, Underflow: 1}, c.Layers[0].X)
+	_, err = autocast.Compare(context.Background(), cast, cast, graph.Feeds{"x": x})
+	require.EqualError(t, err, "autocast: Compare: w is no linear in the first graph: it must be the graph that the pass was given")
+	none, err := autocast.Compare(context.Background(), build(), build(), nil)
+	require.NoError(t, err)
+	require.Nil(t, none.Worst())
+}

@@ -1,0 +1,101 @@
+package ops
+
+import (
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops/native"
+)
+
+func init() {
+	graph.Register(graph.Def{
+		Name:   "bf16_linear",
+		Native: floats(bf16Linear[float32], bf16Linear[float64]),
+		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
+			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])
+		},
+		Grad: func(g *graph.GradCall) []*graph.Node {
+			dy := g.Out(0)
+			grads := []*graph.Node{
+				graph.ApplyAs("bf16_linear_grad_x", bf16LinearGradX{}, dy, g.In[1]),
+				graph.ApplyAs("bf16_linear_grad_w", bf16LinearGradW{}, dy, g.In[0]),
+			}
+			if len(g.In) == 3 {
+				grads = append(grads, graph.ApplyAs("linear_grad_b", linearGradB{}, dy))
+			}
+			return grads
+		},
+	})
+	graph.Register(graph.Def{
+		Name:   "bf16_linear_grad_x",
+		Native: floats(bf16LinearGradXBody[float32], bf16LinearGradXBody[float64]),
+		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
+			return 2 * int64(in[0].Size()) * int64(in[1].Shape[1])
+		},
+	})
+	graph.Register(graph.Def{
+		Name:   "bf16_linear_grad_w",
+		Native: floats(bf16LinearGradWBody[float32], bf16LinearGradWBody[float64]),
+		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
+			return 2 * int64(in[0].Size()) * int64(last(in[1]))
+		},
+	})
+}
+
+// BF16LinearOp is a linear layer with products in bf16:
+//
+//	y[..., n] = sum_k bf16(x[..., k]) bf16(w[n, k]) + b[n]
+//	dx = bf16(dy) bf16(w),  dw = bf16(dy)^T bf16(x),  db = sum of dy over the rows
+//
+// bf16 rounds to nearest even; sums and results have the float type of the
+// graph. Rounding counts as the identity in the gradient. Shapes are those of
+// LinearOp.
+type BF16LinearOp struct{}
+
+// BF16Linear adds a BF16LinearOp named after the weight.
+func BF16Linear(x, w *graph.Node, bias ...*graph.Node) *graph.Node {
+	return BF16LinearAs(linearLabel(w), x, w, bias...)
+}
+
+// BF16LinearAs is BF16Linear with another label.
+func BF16LinearAs(label string, x, w *graph.Node, bias ...*graph.Node) *graph.Node {
+	return graph.ApplyAs(label, BF16LinearOp{}, append([]*graph.Node{x, w}, bias...)...)
+}
+
+// Name is "bf16_linear".
+func (BF16LinearOp) Name() string { return "bf16_linear" }
+
+// Infer requires the shapes of a linear.
+func (BF16LinearOp) Infer(in []graph.Type) ([]graph.Type, error) { return LinearOp{}.Infer(in) }
+
+func bf16Linear[T native.Float](c *graph.Call) error {
+	x, w := c.In[0], c.In[1]
+	native.BF16Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2), rows(x.Type), w.Shape[0], w.Shape[1])
+	return nil
+}
+
+// bf16LinearGradX is dx from dy and w.
+type bf16LinearGradX struct{}
+
+func (bf16LinearGradX) Name() string { return "bf16_linear_grad_x" }
+func (bf16LinearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
+	return linearGradX{}.Infer(in)
+}
+
+func bf16LinearGradXBody[T native.Float](c *graph.Call) error {
+	dy, w := c.In[0], c.In[1]
+	native.BF16LinearGradInput(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])
+	return nil
+}
+
+// bf16LinearGradW is dw from dy and x.
+type bf16LinearGradW struct{}
+
+func (bf16LinearGradW) Name() string { return "bf16_linear_grad_w" }
+func (bf16LinearGradW) Infer(in []graph.Type) ([]graph.Type, error) {
+	return linearGradW{}.Infer(in)
+}
+
+func bf16LinearGradWBody[T native.Float](c *graph.Call) error {
+	dy, x := c.In[0], c.In[1]
+	native.BF16LinearGradWeight(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](x), rows(x.Type), last(dy.Type), last(x.Type))
+	return nil
+}
