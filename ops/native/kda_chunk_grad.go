@@ -244,7 +244,7 @@ func (w *kdaBack[T]) addSteep(j, d int) {
 	f := &w.f
 	nk, c := f.nk, f.c
 	k, r, sum := f.raw[2*j*nk+d], T(1), T(0)
-	for i := j + 1; i < (j/kdaBlock+1)*kdaBlock; i++ {
+	for i := j + 1; i < (j/kdaBlock+1)*kdaBlock && r != 0; i++ {
 		r *= f.alpha[i*nk+d]
 		e, o := w.ef[2*i*c+j], w.ef[(2*i+1)*c+j]
 		w.ddiag[2*i*nk+d] += e * k * r

@@ -206,7 +206,7 @@ func (f *kdaFactors[T]) products(b int) {
 	f.eachSteep(b, func(j, d int) {
 		k := f.raw[2*j*nk+d]
 		f.mp[(2*j+1)*c+j] += f.raw[(2*j+1)*nk+d] * k
-		for i := j + 1; i < first+kdaBlock; i++ {
+		for i := j + 1; i < first+kdaBlock && k != 0; i++ {
 			k *= f.alpha[i*nk+d]
 			f.mp[2*i*c+j] += f.raw[2*i*nk+d] * k
 			f.mp[(2*i+1)*c+j] += f.raw[(2*i+1)*nk+d] * k
