@@ -109,6 +109,7 @@ func (t *Template) Render(messages []Message, o Options) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("chat: %w", err)
 	}
+	macroStart, macroEnd := macroDepth()
 	data := map[string]any{
 		"messages":              turns,
 		"tools":                 tools,
@@ -116,6 +117,8 @@ func (t *Template) Render(messages []Message, o Options) (string, error) {
 		"add_generation_prompt": o.AddGenerationPrompt,
 		"raise_exception":       raiseException,
 		"strftime_now":          strftimeNow(now),
+		"macro_start_":          macroStart,
+		"macro_end_":            macroEnd,
 	}
 	for name, value := range t.constants {
 		data[name] = value

@@ -12,7 +12,7 @@ import (
 // brackets into a variable, and returns the tag with the variables in their
 // place. Both are evaluated in the same scope, the choice a little earlier.
 func (p *preparer) hoist(body string) string {
-	for {
+	for range maxHoisted {
 		open, end := innermostConditional(body)
 		if open < 0 {
 			return body
@@ -23,7 +23,12 @@ func (p *preparer) hoist(body string) string {
 		}
 		body = body[:open+1] + strings.Join(parts, ",") + body[end:]
 	}
+	return body
 }
+
+// maxHoisted is the number of brackets of one tag that are looked at; the
+// engine refuses conditionals beyond.
+const maxHoisted = 64
 
 // hoistOne hoists one element of a bracket: a conditional expression, perhaps
 // behind name= or key: .

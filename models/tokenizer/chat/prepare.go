@@ -19,9 +19,20 @@ type prepared struct {
 	literals map[string]any
 }
 
+// Bounds on templates, far above those of models: the engine is recursive, and
+// Go cannot recover from a stack that overflows.
+const (
+	maxTemplate = 1 << 20 // bytes
+	maxBrackets = 100     // nested in one tag
+	maxMacros   = 100     // running inside each other
+)
+
 // prepare reads a template with trim_blocks and lstrip_blocks, and without
 // keep_trailing_newline, as transformers sets them.
 func prepare(source string) (prepared, error) {
+	if len(source) > maxTemplate {
+		return prepared{}, fmt.Errorf("at most %d bytes are supported, got %d", maxTemplate, len(source))
+	}
 	source = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(source)
 	p := &preparer{rest: strings.TrimSuffix(source, "\n"), lineStart: true, literals: map[string]any{}}
 	for p.rest != "" {
@@ -228,7 +239,9 @@ func (p *preparer) tag(kind byte) error {
 			body.WriteString(text)
 			continue
 		case '(', '[', '{':
-			depth++
+			if depth++; depth > maxBrackets {
+				return fmt.Errorf("brackets nested deeper than %d", maxBrackets)
+			}
 		case ')', ']', '}':
 			depth = max(0, depth-1)
 		case '\n':
@@ -242,7 +255,7 @@ func (p *preparer) tag(kind byte) error {
 
 // emit writes a tag, the conditional expressions inside its brackets hoisted
 // out of it. The generation tag, which marks what an assistant wrote
-// for training masks, prints nothing.
+// for training masks, prints nothing. Macros count how deep they are.
 func (p *preparer) emit(kind byte, body string) {
 	body = strings.TrimSpace(body)
 	if kind == '{' || strings.HasPrefix(body, "set ") || strings.HasPrefix(body, "if ") {
@@ -252,7 +265,13 @@ func (p *preparer) emit(kind byte, body string) {
 		p.out.WriteString("{{ " + body + " }}")
 		return
 	}
-	if body != "generation" && body != "endgeneration" {
+	switch {
+	case body == "generation" || body == "endgeneration":
+	case body == "endmacro":
+		p.out.WriteString("{{ macro_end_() }}{% endmacro %}")
+	case strings.HasPrefix(body, "macro "):
+		p.out.WriteString("{% " + body + " %}{{ macro_start_() }}")
+	default:
 		p.out.WriteString("{% " + body + " %}")
 	}
 }

@@ -128,6 +128,10 @@ func TestTemplatesThatFail(t *testing.T) {
 		"{{ range(99999999) }}":                 "range",
 		"{{ strftime_now('%Q') }}":              "%Q",
 		"{{ messages | tojson(separators=1) }}": "separators",
+
+		"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "macros nested deeper than 100",
+		"{{ " + strings.Repeat("(", 101):                  "brackets nested deeper than 100",
+		strings.Repeat("x", maxTemplate+1):                "at most 1048576 bytes",
 	} {
 		template, err := New(source, nil)
 		if err == nil {
@@ -140,6 +144,17 @@ func TestTemplatesThatFail(t *testing.T) {
 	require.NoError(t, err)
 	_, err = template.Render(nil, Options{Tools: []json.RawMessage{json.RawMessage(`{"a":`)}})
 	require.ErrorContains(t, err, "tool 0")
+}
+
+func TestMacros(t *testing.T) {
+	template, err := New(`{% macro f(n) %}{{ n }}{{ '\n' }}{% if n > 0 %}{{ f(n - 1) }}{% endif %}{% endmacro %}`+
+		`{% macro w(x) %}<{{ caller() }}{{ x }}>{% endmacro %}{{ f(2) }}{% call w('!') %}{{ eos }}{% endcall %}`, map[string]string{"eos": "E"})
+	require.NoError(t, err)
+	for range 3 {
+		text, err := template.Render(nil, Options{})
+		require.NoError(t, err)
+		require.Equal(t, "2\n1\n0\n<E!>", text)
+	}
 }
 
 func TestOpenFolders(t *testing.T) {
