@@ -3,6 +3,7 @@
 package models
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -165,6 +166,15 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			unexpected = append(unexpected, t.Name())
 		}
 	}
+	if m.Config.Tied && hasHead && from[tableName] != nil && head != from[tableName] {
+		same, err := equalBytes(head, from[tableName])
+		if err != nil {
+			return report, err
+		}
+		if !same {
+			return report, fmt.Errorf("tie_word_embeddings is true, but %s and %s differ", from[tableName].Name(), head.Name())
+		}
+	}
 	for _, x := range []struct {
 		what string
 		list []string
@@ -185,6 +195,34 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		p.Touch()
 	}
 	return report, nil
+}
+
+// equalBytes compares two tensors as they are stored.
+func equalBytes(a, b *checkpoint.Tensor) (bool, error) {
+	if a.Type() != b.Type() || !slices.Equal(a.Shape(), b.Shape()) {
+		return false, nil
+	}
+	const piece = 1 << 16
+	if a.Rows() == 0 {
+		return true, nil
+	}
+	row := a.Bytes() / int64(a.Rows())
+	per := max(int(piece/max(row, 1)), 1)
+	x, y := make([]byte, int64(per)*row), make([]byte, int64(per)*row)
+	for first := 0; first < a.Rows(); first += per {
+		rows := min(per, a.Rows()-first)
+		x, y := x[:int64(rows)*row], y[:int64(rows)*row]
+		if err := a.RawRows(x, first, rows); err != nil {
+			return false, err
+		}
+		if err := b.RawRows(y, first, rows); err != nil {
+			return false, err
+		}
+		if !bytes.Equal(x, y) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // read gives a parameter its value, in the order and scale of Hugging Face.

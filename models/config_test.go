@@ -1,0 +1,192 @@
+package models_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/models"
+)
+
+// config is a config.json as a map, to be changed.
+func config(t testing.TB, dir string) map[string]any {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("testdata/golden", dir, "config.json"))
+	require.NoError(t, err)
+	var c map[string]any
+	require.NoError(t, json.Unmarshal(raw, &c))
+	return c
+}
+
+func parse(t testing.TB, c map[string]any) (models.Config, error) {
+	t.Helper()
+	raw, err := json.Marshal(c)
+	require.NoError(t, err)
+	return models.ParseConfig(bytes.NewReader(raw))
+}
+
+// TestR02_BothSpellingsOfRope reads the settings of the rotation as published
+// checkpoints have them and as transformers writes them now.
+func TestR02_BothSpellingsOfRope(t *testing.T) {
+	for _, name := range []string{"llama3", "llama_untied_bias", "gemma3"} {
+		want, err := parse(t, config(t, name))
+		require.NoError(t, err)
+		for _, key := range []string{"type", "rope_type"} {
+			old := config(t, name)
+			r := old["rope_parameters"].(map[string]any)
+			delete(old, "rope_parameters")
+			if full, ok := r["full_attention"].(map[string]any); ok {
+				old["rope_local_base_freq"] = r["sliding_attention"].(map[string]any)["rope_theta"]
+				r = full
+			}
+			old["rope_theta"] = r["rope_theta"]
+			delete(r, "rope_theta")
+			kind := r["rope_type"]
+			delete(r, "rope_type")
+			r[key] = kind
+			old["rope_scaling"] = r
+			if kind == "default" {
+				old["rope_scaling"] = nil
+			}
+			got, err := parse(t, old)
+			require.NoError(t, err)
+			require.Equal(t, want, got, name)
+		}
+	}
+	c := config(t, "llama3")
+	c["rope_parameters"].(map[string]any)["rope_type"] = "spiral"
+	_, err := parse(t, c)
+	require.EqualError(t, err, `rotary: unknown scaling type "spiral", want default, linear, dynamic, yarn, llama3 or longrope`)
+}
+
+// TestConfigNamesWhatItRefuses changes one field at a time to a value that
+// would change results and is not followed.
+func TestConfigNamesWhatItRefuses(t *testing.T) {
+	for _, x := range []struct {
+		dir, key string
+		value    any
+		want     string
+	}{
+		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: gemma3_text, llama, mistral, olmo2, qwen2, qwen3, smollm3)`},
+		{"llama3", "hidden_act", "relu", `hidden_act "relu" is not supported for llama (supported: silu)`},
+		{"llama3", "pretraining_tp", 2, "pretraining_tp 2 is not supported (supported: 1)"},
+		{"llama3", "quantization_config", map[string]any{"quant_method": "gptq"}, "quantization_config is not supported"},
+		{"llama3", "partial_rotary_factor", 0.5, "partial_rotary_factor 0.5 is not supported (supported: 1)"},
+		{"llama3", "num_key_value_heads", 3, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"},
+		{"llama3", "head_dim", 15, "head_dim must be even for the rotation, got 15"},
+		{"llama3", "vocab_size", 0, "vocab_size must be 1 to 1073741824, got 0"},
+		{"llama3", "num_hidden_layers", 1 << 20, "num_hidden_layers must be 1 to 65536, got 1048576"},
+		{"llama3", "rms_norm_eps", 0, "rms_norm_eps must be above 0, got 0"},
+		{"mistral", "sliding_window", -1, "sliding_window must be 0 or more, got -1"},
+		{"qwen2", "layer_types", []string{"full_attention"}, "layer_types has 1 entries, num_hidden_layers is 3"},
+		{"qwen2", "layer_types", []string{"full_attention", "chunked_attention", "full_attention"}, `layer_types[1] "chunked_attention" is not supported (supported: full_attention, sliding_attention)`},
+		{"gemma3", "hidden_activation", "gelu", `hidden_activation "gelu" is not supported for gemma3_text (supported: gelu_pytorch_tanh)`},
+		{"gemma3", "final_logit_softcapping", 30.0, "final_logit_softcapping 30 is not supported (supported: null)"},
+		{"gemma3", "attn_logit_softcapping", 50.0, "attn_logit_softcapping 50 is not supported (supported: null)"},
+		{"gemma3", "use_bidirectional_attention", true, "use_bidirectional_attention true is not supported"},
+		{"gemma3", "sliding_window", nil, "sliding_window must be 1 or more where layers slide, got 0"},
+		{"smollm3", "no_rope_layers", []int{1}, "no_rope_layers has 1 entries, num_hidden_layers is 5"},
+	} {
+		c := config(t, x.dir)
+		c[x.key] = x.value
+		_, err := parse(t, c)
+		require.EqualError(t, err, x.want)
+	}
+}
+
+// TestConfigFillsInWhatIsLeftOut: each type has its own defaults.
+func TestConfigFillsInWhatIsLeftOut(t *testing.T) {
+	c := config(t, "gemma3")
+	for _, key := range []string{"layer_types", "tie_word_embeddings", "rope_parameters", "query_pre_attn_scalar"} {
+		delete(c, key)
+	}
+	c["num_hidden_layers"] = 7
+	got, err := parse(t, c)
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, false, false, false, false, true, false}, got.Global)
+	require.True(t, got.Tied)
+	require.Equal(t, [3]float64{1e6, 1e4, 1.0 / 16}, [3]float64{got.RopeTheta, got.LocalTheta, got.Scale})
+	c = config(t, "smollm3")
+	for _, key := range []string{"no_rope_layers", "layer_types", "tie_word_embeddings"} {
+		delete(c, key)
+	}
+	got, err = parse(t, c)
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, false, false, true, false}, got.NoRope)
+	require.Equal(t, []int{0, 0, 0, 16, 0}, []int{got.WindowOf(0), got.WindowOf(1), got.WindowOf(2), got.WindowOf(3), got.WindowOf(4)})
+	require.True(t, got.Tied)
+	c = config(t, "qwen2")
+	c["use_sliding_window"], c["sliding_window"], c["max_window_layers"] = true, 9, 2
+	delete(c, "layer_types")
+	got, err = parse(t, c)
+	require.NoError(t, err)
+	require.Equal(t, []bool{true, true, false}, got.Global)
+	require.Equal(t, 9, got.WindowOf(2))
+}
+
+func TestWrittenConfigsReadBack(t *testing.T) {
+	for _, dir := range goldenFolders(t) {
+		want, err := models.ReadConfig(dir)
+		require.NoError(t, err)
+		var b bytes.Buffer
+		require.NoError(t, want.Write(&b))
+		got, err := models.ParseConfig(&b)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}
+
+// FuzzConfig: whatever a config.json says, reading it does not panic, and what
+// is accepted can be written, read back and stays itself.
+func FuzzConfig(f *testing.F) {
+	dirs, err := filepath.Glob("testdata/golden/*/config.json")
+	require.NoError(f, err)
+	for _, path := range dirs {
+		raw, err := os.ReadFile(path)
+		require.NoError(f, err)
+		f.Add(raw)
+		f.Add(raw[:len(raw)/2])
+		f.Add(bytes.ReplaceAll(raw, []byte(": 2"), []byte(": -2")))
+	}
+	for _, seed := range []string{
+		`{"model_type":"llama"}`, `{"model_type":"gemma3_text","num_hidden_layers":2147483647,"layer_types":[]}`,
+		`{"model_type":"smollm3","no_rope_layers":[1,0],"num_hidden_layers":2,"rope_parameters":{"full_attention":null}}`,
+		`{"model_type":"qwen3","head_dim":null,"num_attention_heads":0,"hidden_size":1e3}`, `[]`, `null`, `{"eos_token_id":[1,"2"]}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := models.ParseConfig(bytes.NewReader(raw))
+		if err != nil {
+			return
+		}
+		var b bytes.Buffer
+		require.NoError(t, c.Write(&b))
+		again, err := models.ParseConfig(&b)
+		require.NoError(t, err)
+		require.InEpsilon(t, 1+c.Scale, 1+again.Scale, 1e-12)
+		c.Scale, again.Scale = 0, 0
+		require.Equal(t, normal(c), normal(again))
+	})
+}
+
+// normal leaves out what two spellings may say differently.
+func normal(c models.Config) models.Config {
+	if c.Window == 0 {
+		c.Global = nil
+	}
+	if c.Window > 0 && c.Global == nil {
+		c.Global = make([]bool, c.Layers)
+	}
+	return c
+}
+
+func TestConfigTooLong(t *testing.T) {
+	_, err := models.ParseConfig(strings.NewReader(strings.Repeat(" ", 5<<20)))
+	require.EqualError(t, err, "a config of at most 4194304 bytes is read, this one is longer")
+}
