@@ -2,7 +2,6 @@ package autocast_test
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"testing"
 
@@ -11,8 +10,6 @@ import (
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
-	"github.com/seafan/seafan/models"
-	"github.com/seafan/seafan/models/train"
 	"github.com/seafan/seafan/ops"
 	"github.com/seafan/seafan/ops/optest"
 )
@@ -115,67 +112,3 @@ func distance(got, want []float32) (d, cos, ratio float64) {
 	}
 	return math.Sqrt(dd / ww), gw / math.Sqrt(gg*ww), math.Sqrt(gg / ww)
 }
-
-// TestASmallModelTrainsInFP8: the trainer runs the model through the pass, and
-// the held-out loss is within 2 % of float32's.
-func TestASmallModelTrainsInFP8(t *testing.T) {
-	c := models.Config{Type: "llama", Vocab: 16, Hidden: 64, FFN: 128, Layers: 2, Heads: 2, KVHeads: 2, HeadDim: 32,
-		Context: 32, NormEps: 1e-6, RopeTheta: 1e4}
-	text := make([]int32, 20000)
-	noise := optest.Ints("noise", len(text), 64)
-	for i := 2; i < len(text); i++ { // each follows from the one before it, but for some noise
-		text[i] = (5*text[i-1] + 3 + noise[i]/60) % 16
-	}
-	loss := func(wrap func(train.Model) train.Model) (float64, train.Model) {
-		m := wrap(newModel(t, c))
-		o := train.Defaults()
-		o.Steps, o.Batch, o.Context, o.Warmup, o.LR, o.EvalEvery = 120, 8, 32, 10, 3e-3, 0
-		tr, err := train.New(m, chain{text, 32, 8}, o)
-		require.NoError(t, err)
-		sum, err := tr.Run(context.Background())
-		require.NoError(t, err)
-		return *sum.ValLoss, m
-	}
-	plain, _ := loss(func(m train.Model) train.Model { return m })
-	for _, r := range []autocast.Recipe{autocast.Dynamic{}, autocast.Delayed{History: 16}} {
-		got, m := loss(func(m train.Model) train.Model {
-			return autocast.Train(m, autocast.Options{Recipe: r, Filter: small})
-		})
-		require.Len(t, m.(*autocast.Model).Report().Cast(), 14)
-		t.Logf("%T: %.4f, float32 %.4f (%+.2f %%)", r, got, plain, 100*(got/plain-1))
-		require.Less(t, plain, 1.5, "float32 has learnt something")
-		require.InEpsilon(t, plain, got, 0.02)
-		for _, s := range ops.FP8Stats(m.Params()) {
-			require.True(t, s.Recorded && s.Step > 0, fmt.Sprint(s))
-		}
-	}
-}
-
-// chain is training data from one text, its last rows held out.
-type chain struct {
-	text    []int32
-	context int
-	held    int
-}
-
-func (c chain) at(i int, tokens, labels []int32) {
-	copy(tokens, c.text[i:i+c.context])
-	copy(labels, c.text[i+1:i+1+c.context])
-}
-
-func (c chain) Batch(i int64, rows int, tokens, labels []int32) error {
-	for r := range rows {
-		at := int((i*int64(rows)+int64(r))*7919) % (len(c.text) - (c.held+1)*c.context)
-		c.at(at, tokens[r*c.context:][:c.context], labels[r*c.context:][:c.context])
-	}
-	return nil
-}
-
-func (c chain) Held() int { return c.held }
-
-func (c chain) HeldRow(i int, tokens, labels []int32) error {
-	c.at(len(c.text)-1-(i+1)*c.context, tokens, labels)
-	return nil
-}
-
-func (c chain) Digest() string { return "chain" }

@@ -1,6 +1,19 @@
 package autocast
 
-import "github.com/seafan/seafan/graph"
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops"
+)
 
 // Trainable is a model that a trainer trains, as train.Model has it.
 type Trainable interface {
@@ -11,7 +24,7 @@ type Trainable interface {
 
 // Model is a model whose loss goes through FP8: every graph that a trainer asks
 // for, for training and for evaluation, comes with FP8 linears. The states of
-// the recipe are among Params, beside the weights.
+// the recipe are among Params, beside the weights, and in every checkpoint.
 type Model struct {
 	Trainable
 	options Options
@@ -36,3 +49,100 @@ func (m *Model) Loss(b *graph.Builder, batch, context int, dropout float64, seed
 
 // Report is that of the last graph; nil before the first.
 func (m *Model) Report() *Report { return m.report }
+
+// Stats are the steps, maxima and counts of every operand so far.
+func (m *Model) Stats() []ops.FP8Stat { return ops.FP8Stats(m.Params()) }
+
+// StatesName is the file of a checkpoint that holds the states of the recipe.
+const StatesName = "fp8.json"
+
+// stateFile is the form of that file. A float32 in JSON reads back as it was.
+type stateFile struct {
+	Recipe string               `json:"recipe"`
+	States map[string][]float32 `json:"states"`
+}
+
+func (m *Model) recipe() (string, error) {
+	r := m.options.Recipe
+	if r == nil {
+		r = Dynamic{}
+	}
+	q, err := r.recipe(m.options.Format)
+	return q.String(), err
+}
+
+// states are the parameters that hold them.
+func (m *Model) states() map[string]*graph.Param {
+	states := map[string]*graph.Param{}
+	for _, s := range m.Stats() {
+		states[s.State] = m.Params().Get(s.State)
+	}
+	return states
+}
+
+// WriteFiles writes the model and the states of the recipe.
+func (m *Model) WriteFiles(dir string) error {
+	if err := m.Trainable.WriteFiles(dir); err != nil {
+		return err
+	}
+	recipe, err := m.recipe()
+	if err != nil {
+		return fmt.Errorf("autocast: %w", err)
+	}
+	f := stateFile{recipe, map[string][]float32{}}
+	for name, p := range m.states() {
+		f.States[name] = graph.Data[float32](p.Tensor())
+	}
+	raw, err := json.Marshal(f)
+	if err != nil {
+		return fmt.Errorf("autocast: %w", err)
+	}
+	return os.WriteFile(filepath.Join(dir, StatesName), append(raw, '\n'), 0o666)
+}
+
+// ReadFiles takes the states from a checkpoint that WriteFiles wrote. The graphs
+// must have been built, so that the states are known; all are checked before
+// the first is read. A trainer calls it when it resumes.
+func (m *Model) ReadFiles(dir string) error {
+	path := filepath.Join(dir, StatesName)
+	recipe, err := m.recipe()
+	if err != nil {
+		return fmt.Errorf("autocast: %w", err)
+	}
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("autocast: %s is missing: the checkpoint was written without FP8, the model has the recipe %s", path, recipe)
+	}
+	if err != nil {
+		return fmt.Errorf("autocast: %w", err)
+	}
+	var f stateFile
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&f); err != nil {
+		return fmt.Errorf("autocast: %s: %w", path, err)
+	}
+	if f.Recipe != recipe {
+		return fmt.Errorf("autocast: %s: the states are of the recipe %s, the model has %s", path, f.Recipe, recipe)
+	}
+	states := m.states()
+	for _, s := range m.Stats() {
+		v, ok := f.States[s.State]
+		if !ok {
+			return fmt.Errorf("autocast: %s: the state %s is missing", path, s.State)
+		}
+		if want := states[s.State].Type.Size(); len(v) != want {
+			return fmt.Errorf("autocast: %s: the state %s must have %d numbers, it has %d", path, s.State, want, len(v))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.States)) {
+		if states[name] == nil {
+			return fmt.Errorf("autocast: %s: the state %s is of no linear that the model has in FP8", path, name)
+		}
+	}
+	for name, p := range states {
+		copy(graph.Data[float32](p.Tensor()), f.States[name])
+		p.Touch()
+	}
+	return nil
+}

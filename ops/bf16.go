@@ -8,6 +8,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "bf16_linear",
+		Doc:    "linear with products of bf16",
 		Native: floats(bf16Linear[float32], bf16Linear[float64]),
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])

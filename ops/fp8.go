@@ -10,11 +10,12 @@ import (
 )
 
 func init() {
-	graph.Register(graph.Def{Name: "fp8_steps", Native: floatInput(fp8Steps[float32], fp8Steps[float64])})
-	graph.Register(graph.Def{Name: "quantize", Native: floatInput(quantize[float32], quantize[float64])})
-	graph.Register(graph.Def{Name: "dequantize", Native: floats(dequantize[float32], dequantize[float64])})
+	graph.Register(graph.Def{Name: "fp8_steps", Doc: "steps that use the range of a format", Native: floatInput(fp8Steps[float32], fp8Steps[float64])})
+	graph.Register(graph.Def{Name: "quantize", Doc: "8-bit float codes, steps a tensor, a row or a block", Native: floatInput(quantize[float32], quantize[float64])})
+	graph.Register(graph.Def{Name: "dequantize", Doc: "the values of codes", Native: floats(dequantize[float32], dequantize[float64])})
 	graph.Register(graph.Def{
 		Name:   "fp8_matmul",
+		Doc:    "product of codes, four layouts, mixed formats",
 		Native: fp8MatMul,
 		FLOPs: func(op graph.Op, in, _ []graph.Type) int64 {
 			m, n, k := op.(FP8MatMulOp).sizes(in)

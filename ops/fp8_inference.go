@@ -11,9 +11,10 @@ import (
 )
 
 func init() {
-	graph.Register(graph.Def{Name: "amax", Native: floatInput(amax[float32], amax[float64])})
+	graph.Register(graph.Def{Name: "amax", Doc: "largest magnitude of each block", Native: floatInput(amax[float32], amax[float64])})
 	graph.Register(graph.Def{
 		Name:   "fp8_weight_linear",
+		Doc:    "linear on an 8-bit weight, activations as they are or 8-bit",
 		Native: floats(fp8WeightLinear[float32], fp8WeightLinear[float64]),
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])

@@ -14,6 +14,7 @@ import (
 func init() {
 	graph.Register(graph.Def{
 		Name:   "fp8_linear",
+		Doc:    "linear in 8-bit floats for training, dynamic or delayed steps",
 		NoGrad: []int{2, 3, 4},
 		Native: floats(fp8Linear[float32], fp8Linear[float64]),
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
