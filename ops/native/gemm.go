@@ -15,10 +15,11 @@ const (
 	gemmMC = 48  // rows of a unit
 	gemmNC = 256 // columns of a unit: its part of packed B stays in L2
 
+	gemmABlock   = gemmMC * gemmAStride
 	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
 	gemmSets     = 512         // rows of A that far apart fall on too few cache sets to be read where they lie
 	gemmPackCols = 64          // columns of B that one unit packs
-	gemmFew      = 12          // rows up to which a product streams B
+	gemmFew      = 4           // rows that are read where they lie, whatever their stride
 	gemmSmall    = 1 << 17     // products below which one goroutine does it all
 )
 
@@ -49,26 +50,15 @@ func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int,
 		g.serial()
 		return
 	}
-	nr := tileCols[T]()
 	g.mBlocks = ceilDiv(m, gemmMC)
-	g.nc = gemmNC
 	if g.mBlocks == 1 {
-		// One block of rows: every panel of B is used by one unit alone, which
-		// packs it when it needs it and so reads B once. Few rows are bound by
-		// that read: a unit then goes along the rows of one panel.
-		for g.nc > nr && ceilDiv(n, g.nc) < 16 {
-			g.nc /= 2
-		}
-		if m <= gemmFew {
-			g.nc = max(gemmNC/(k/gemmKC+1)/nr, 1) * nr
-		}
-		g.kEnd = k
-		launchGemm(&g)
+		g.streamB()
 		return
 	}
 	// One pass over k at a time: what a unit needs of B stays in L2 while the
 	// blocks of rows go by.
-	width := ceilDiv(n, nr) * nr
+	g.nc = gemmNC
+	width := ceilDiv(n, tileCols[T]()) * tileCols[T]()
 	for p := 0; p < k || p == 0; p += gemmKC {
 		g.k0, g.kEnd = p, min(p+gemmKC, k)
 		g.packed = takeScratch[T]((g.kEnd - p) * width)
@@ -77,6 +67,29 @@ func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int,
 		giveScratch(g.packed)
 	}
 }
+
+// streamB computes a product of one block of rows. Each panel of B is used by
+// one unit alone, which packs it when it needs it and so reads B once. It takes
+// the panel through all of k: rows of a transposed B are then read as streams.
+func (g *gemmArgs[T]) streamB() {
+	nr := tileCols[T]()
+	g.kEnd = g.k
+	g.nc = max(gemmKC*gemmPackCols/max(g.k, 1)/nr, 1) * nr
+	if g.needsPackedA() && g.m > gemmFew {
+		g.packedA = takeScratch[T](ceilDiv(g.k, gemmKC) * gemmABlock)
+		for p := 0; p < g.k; p += gemmKC {
+			g.packA(g.packedA[p/gemmKC*gemmABlock:], 0, g.m, p, min(gemmKC, g.k-p))
+		}
+	}
+	launchGemm(g)
+	if g.packedA != nil {
+		giveScratch(g.packedA)
+	}
+}
+
+// needsPackedA says that tiles should not read op(A) where it lies: a transposed
+// A is far apart along k, and some row strides put a tile's rows in few sets.
+func (g *gemmOperands[T]) needsPackedA() bool { return g.transA || g.lda%gemmSets == 0 }
 
 // gemmSerial is Gemm on the calling goroutine, for use inside a unit of another
 // kernel. Meant for tiles: A is read where it lies, B is packed a panel at a
@@ -112,6 +125,7 @@ type gemmArgs[T Float] struct {
 	gemmOperands[T]
 	k0, kEnd int
 	packed   []T // rows k0..kEnd of op(B) as panels [kc, nr], or nil
+	packedA  []T // all of op(A) as packA leaves it, a block for each pass, or nil
 	mBlocks  int
 	nc       int
 }
@@ -154,8 +168,9 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		t.nextPass()
 	}
 	var aPacked, panel []T
-	if g.m > gemmFew && (g.transA || g.lda%gemmSets == 0) {
-		aPacked = takeScratch[T](gemmMC * gemmAStride)
+	packs := g.mBlocks > 1 && g.needsPackedA()
+	if packs {
+		aPacked = takeScratch[T](gemmABlock)
 	}
 	if g.packed == nil {
 		panel = takeScratch[T](gemmKC * nr)
@@ -163,8 +178,10 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	for p := g.k0; p < g.kEnd || p == g.k0; p += gemmKC {
 		kc := min(gemmKC, g.kEnd-p)
 		t.k = kc
-		if aPacked != nil {
+		if packs {
 			g.packA(aPacked, i0, i1, p, kc)
+		} else if g.packedA != nil {
+			aPacked = g.packedA[p/gemmKC*gemmABlock:]
 		}
 		for j := j0; j < j1; j += nr {
 			cols := min(nr, j1-j)
@@ -195,7 +212,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	if panel != nil {
 		giveScratch(panel)
 	}
-	if aPacked != nil {
+	if packs {
 		giveScratch(aPacked)
 	}
 }

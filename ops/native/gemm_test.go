@@ -362,3 +362,15 @@ func BenchmarkTile(b *testing.B) {
 		b.ReportMetric(2*calls*float64(rows*nr*gemmKC)/s/1e9, "GFLOP/s")
 	})
 }
+
+func TestKernelChoice(t *testing.T) {
+	t.Setenv("SEAFAN_KERNELS", "")
+	best := chooseKernel()
+	for k, name := range kernelNames {
+		t.Setenv("SEAFAN_KERNELS", name)
+		require.Equal(t, min(k, best), chooseKernel())
+	}
+	t.Setenv("SEAFAN_KERNELS", "unknown")
+	require.Equal(t, best, chooseKernel())
+	require.Contains(t, kernelNames, GemmKernel())
+}
