@@ -95,18 +95,20 @@ type routerArgs[T Float] struct {
 const routerRows = 32
 
 var (
-	route32       = newKernel(routeUnit[float32])
-	route64       = newKernel(routeUnit[float64])
-	routeGrad32   = newKernel(routeGradUnit[float32])
-	routeGrad64   = newKernel(routeGradUnit[float64])
-	balance32     = newKernel(balanceUnit[float32])
-	balance64     = newKernel(balanceUnit[float64])
-	balanceGrad32 = newKernel(balanceGradUnit[float32])
-	balanceGrad64 = newKernel(balanceGradUnit[float64])
+	route32        = newKernel(routeUnit[float32])
+	route64        = newKernel(routeUnit[float64])
+	routeWeights32 = newKernel(routeWeightsUnit[float32])
+	routeWeights64 = newKernel(routeWeightsUnit[float64])
+	routeGrad32    = newKernel(routeGradUnit[float32])
+	routeGrad64    = newKernel(routeGradUnit[float64])
+	balance32      = newKernel(balanceUnit[float32])
+	balance64      = newKernel(balanceUnit[float64])
+	balanceGrad32  = newKernel(balanceGradUnit[float32])
+	balanceGrad64  = newKernel(balanceGradUnit[float64])
 )
 
-// Route writes the chosen experts ids [T,TopK] and their weights [T,TopK] for
-// logits [T,E]; bias [E] takes part in the choice alone (nil: none). A NaN is
+// Route writes the chosen experts ids [T,TopK] and their weights [T,TopK] (nil:
+// not wanted) for logits [T,E]; bias [E] takes part in the choice alone (nil: none). A NaN is
 // never chosen while there is something else.
 func Route[T Float](ids []int32, weights, logits, bias []T, tokens int, r Router) {
 	pick[routerArgs[T]](route32, route64).launch(ceilDiv(tokens, routerRows),
@@ -128,22 +130,45 @@ func routeUnit[T Float](a *routerArgs[T], i int) {
 		if groups > 1 {
 			a.dropGroups(rank, value)
 		}
-		ids, weights := a.ids[t*a.TopK:][:a.TopK], a.weights[t*a.TopK:][:a.TopK]
-		sum := routerEps
+		ids := a.ids[t*a.TopK:][:a.TopK]
 		for c := range ids {
-			e := takeLargest(rank)
-			ids[c] = int32(e)
-			sum += s[e]
+			ids[c] = int32(takeLargest(rank))
 		}
-		scale := a.scale()
-		if a.Renormalize {
-			scale /= sum
-		}
-		for c, e := range ids {
-			weights[c] = T(s[e] * scale)
+		if a.weights != nil {
+			weighChosen(a.weights[t*a.TopK:][:a.TopK], s, ids, a.Router)
 		}
 	}
 	scratch64.give(buf)
+}
+
+// weighChosen writes the weights of the chosen experts of a token from its s.
+func weighChosen[T Float](weights []T, s []float64, ids []int32, r Router) {
+	scale := r.scale()
+	if r.Renormalize {
+		sum := routerEps
+		for _, e := range ids {
+			sum += s[e]
+		}
+		scale /= sum
+	}
+	for c, e := range ids {
+		weights[c] = T(s[e] * scale)
+	}
+}
+
+// RouteWeights writes the weights [T,TopK] that Route gives the choices ids.
+func RouteWeights[T Float](weights, logits []T, ids []int32, tokens int, r Router) {
+	pick[routerArgs[T]](routeWeights32, routeWeights64).launch(ceilDiv(tokens, routerRows),
+		routerArgs[T]{Router: r, ids: ids, weights: weights, logits: logits, tokens: tokens})
+}
+
+func routeWeightsUnit[T Float](a *routerArgs[T], i int) {
+	s := scratch64.take(a.Experts)
+	for t := i * routerRows; t < min((i+1)*routerRows, a.tokens); t++ {
+		scoresOf(s, a.logits[t*a.Experts:][:a.Experts], a.Sigmoid)
+		weighChosen(a.weights[t*a.TopK:][:a.TopK], s, a.ids[t*a.TopK:][:a.TopK], a.Router)
+	}
+	scratch64.give(s)
 }
 
 // takeLargest returns the index of the largest value, the lowest among equals,

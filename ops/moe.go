@@ -1,0 +1,223 @@
+package ops
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops/native"
+)
+
+func init() {
+	graph.Register(graph.Def{
+		Name:   "route",
+		Doc:    "the experts of each token: top-k of the scores plus bias, in groups",
+		Native: routeBody,
+	})
+	graph.Register(graph.Def{
+		Name:   "route_weights",
+		Doc:    "the weights of the chosen experts",
+		Native: floats(routeWeights[float32], routeWeights[float64]),
+		Grad: func(g *graph.GradCall) []*graph.Node {
+			return []*graph.Node{graph.Apply(routeWeightsGrad{g.Op.(RouteWeightsOp)}, g.Out(0), g.In[0], g.In[1]), nil}
+		},
+	})
+	graph.Register(graph.Def{Name: "route_weights_grad", Native: floats(routeWeightsGradBody[float32], routeWeightsGradBody[float64])})
+	graph.Register(graph.Def{
+		Name:   "experts",
+		Doc:    "SwiGLU experts on the tokens that chose them, no capacity, no drop",
+		Native: floats(experts[float32], experts[float64]),
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return expertFLOPs(in) },
+		Grad: func(g *graph.GradCall) []*graph.Node {
+			rs := graph.ApplyAll("experts_grad", expertsGrad{}, append([]*graph.Node{g.Out(0)}, g.In...)...)
+			return []*graph.Node{rs[0], rs[1], nil, rs[2], rs[3], rs[4]}
+		},
+	})
+	graph.Register(graph.Def{
+		Name:   "experts_grad",
+		Native: floats(expertsGradBody[float32], expertsGradBody[float64]),
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 3 * expertFLOPs(in[1:]) },
+	})
+}
+
+// Router says how experts are chosen and weighed: see native.Router.
+type Router = native.Router
+
+// RouteOp chooses TopK experts for each token: s = softmax(logits) or
+// sigmoid(logits), and the TopK largest s + bias are chosen, in falling order,
+// the lower index first among equals; with Groups only those of the KeepGroups
+// groups whose two best s + bias have the largest sum. logits [...,E], bias [E]
+// or none; ids int32 [...,TopK]. It has no gradient.
+type RouteOp struct{ Router }
+
+// RouteWeightsOp gives the weights [...,TopK] of the chosen ids: their s,
+// divided by their sum + 1e-20 when Renormalize, times Scale.
+type RouteWeightsOp struct{ Router }
+
+// Route adds a RouteOp and a RouteWeightsOp; bias may be nil.
+func Route(logits, bias *graph.Node, r Router) (ids, weights *graph.Node) {
+	ids = graph.Apply(RouteOp{r}, given(logits, bias)...)
+	return ids, graph.Apply(RouteWeightsOp{r}, logits, ids)
+}
+
+// Name is "route".
+func (RouteOp) Name() string { return "route" }
+
+// Infer checks logits and bias against the router.
+func (o RouteOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 1, "logits", "bias"); err != nil {
+		return nil, err
+	}
+	if err := o.logits(in[0]); err != nil {
+		return nil, err
+	}
+	if len(in) == 2 && !in[1].Equal(graph.T(in[0].DType, o.Experts)) {
+		return nil, fmt.Errorf("bias must be %s[%d], got %s", in[0].DType, o.Experts, in[1])
+	}
+	ids := withLast(in[0], o.TopK)
+	ids.DType = dtype.Int32
+	return []graph.Type{ids}, nil
+}
+
+func (o RouteOp) logits(t graph.Type) error {
+	if err := activation("logits", t); err != nil {
+		return err
+	}
+	if err := o.Check(); err != nil {
+		return err
+	}
+	if t.Rank() < 1 || last(t) != o.Experts {
+		return fmt.Errorf("logits must be [...,%d], one for each expert, got %s", o.Experts, t.Dims())
+	}
+	return nil
+}
+
+func routeBody(c *graph.Call) error {
+	if c.In[0].DType == dtype.Float64 {
+		return route[float64](c)
+	}
+	return route[float32](c)
+}
+
+func route[T native.Float](c *graph.Call) error {
+	logits := c.In[0]
+	native.Route(graph.Data[int32](c.Out[0]), nil, graph.Data[T](logits), data[T](c.In, 1), rows(logits.Type), c.Op.(RouteOp).Router)
+	return nil
+}
+
+// Name is "route_weights".
+func (RouteWeightsOp) Name() string { return "route_weights" }
+
+// Infer checks the ids against the logits.
+func (o RouteWeightsOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 2, "logits", "ids"); err != nil {
+		return nil, err
+	}
+	if err := (RouteOp(o)).logits(in[0]); err != nil {
+		return nil, err
+	}
+	weights := withLast(in[0], o.TopK)
+	if in[1].DType != dtype.Int32 || !slices.Equal(in[1].Shape, weights.Shape) {
+		return nil, fmt.Errorf("ids must be int32 %s for logits %s, got %s", weights.Dims(), in[0].Dims(), in[1])
+	}
+	return []graph.Type{weights}, nil
+}
+
+func routeWeights[T native.Float](c *graph.Call) error {
+	o, ids := c.Op.(RouteWeightsOp), graph.Data[int32](c.In[1])
+	if err := native.CheckExpertIDs(ids, o.Experts); err != nil {
+		return err
+	}
+	native.RouteWeights(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), ids, rows(c.In[0].Type), o.Router)
+	return nil
+}
+
+// routeWeightsGrad is the gradient of the logits; the choice is constant.
+type routeWeightsGrad struct{ RouteWeightsOp }
+
+func (routeWeightsGrad) Name() string                                { return "route_weights_grad" }
+func (routeWeightsGrad) Infer(in []graph.Type) ([]graph.Type, error) { return in[1:2], nil }
+
+func routeWeightsGradBody[T native.Float](c *graph.Call) error {
+	native.RouteGrad(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), graph.Data[int32](c.In[2]), rows(c.In[1].Type), c.Op.(routeWeightsGrad).Router)
+	return nil
+}
+
+// ExpertsOp applies to every token the SwiGLU experts that it chose:
+//
+//	y[t] = sum_c weights[t,c] down_e (silu(gate_e x[t]) * (up_e x[t])),  e = ids[t,c]
+//
+// x [...,D], weights [...,TopK], ids int32 [...,TopK], gate and up [E,F,D],
+// down [E,D,F]. Tokens are sorted by expert, and no token is dropped.
+type ExpertsOp struct{}
+
+// Experts adds an ExpertsOp.
+func Experts(x, weights, ids, gate, up, down *graph.Node) *graph.Node {
+	return graph.Apply(ExpertsOp{}, x, weights, ids, gate, up, down)
+}
+
+// Name is "experts".
+func (ExpertsOp) Name() string { return "experts" }
+
+// Infer checks the choices against the tokens and the stacks against each other.
+func (ExpertsOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 6, "x", "weights", "ids", "gate", "up", "down"); err != nil {
+		return nil, err
+	}
+	x, weights, ids, gate, up, down := in[0], in[1], in[2], in[3], in[4], in[5]
+	if err := activation("x", x); err != nil {
+		return nil, err
+	}
+	if err := alike(x, []string{"weights", "gate", "up", "down"}, weights, gate, up, down); err != nil {
+		return nil, err
+	}
+	if x.Rank() < 1 || weights.Rank() != x.Rank() || !slices.Equal(weights.Shape[:x.Rank()-1], x.Shape[:x.Rank()-1]) || ids.DType != dtype.Int32 || !slices.Equal(ids.Shape, weights.Shape) {
+		return nil, fmt.Errorf("weights must be [...,TopK] and ids int32 [...,TopK] for x [...,D], got x %s, weights %s, ids %s", x.Dims(), weights.Dims(), ids)
+	}
+	if gate.Rank() != 3 || !gate.Equal(up) || down.Rank() != 3 || gate.Shape[2] != last(x) ||
+		down.Shape[0] != gate.Shape[0] || down.Shape[1] != gate.Shape[2] || down.Shape[2] != gate.Shape[1] {
+		return nil, fmt.Errorf("gate and up must be [E,F,D] and down [E,D,F] for x [...,D], got x %s, gate %s, up %s, down %s", x.Dims(), gate.Dims(), up.Dims(), down.Dims())
+	}
+	if k := last(weights); k > gate.Shape[0] {
+		return nil, fmt.Errorf("a token chooses %d of %d experts (weights %s, gate %s)", k, gate.Shape[0], weights.Dims(), gate.Dims())
+	}
+	return in[:1], nil
+}
+
+func expertFLOPs(in []graph.Type) int64 {
+	return 6 * int64(in[1].Size()) * int64(in[3].Shape[1]*in[3].Shape[2])
+}
+
+func expertShape(in []graph.Tensor) native.Experts {
+	gate := in[3]
+	return native.Experts{Tokens: rows(in[0].Type), TopK: last(in[1].Type), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2]}
+}
+
+func experts[T native.Float](c *graph.Call) error {
+	x := expertShape(c.In)
+	ids := graph.Data[int32](c.In[2])
+	if err := native.CheckExpertIDs(ids, x.E); err != nil {
+		return err
+	}
+	native.ExpertsForward(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), ids,
+		graph.Data[T](c.In[3]), graph.Data[T](c.In[4]), graph.Data[T](c.In[5]), x)
+	return nil
+}
+
+// expertsGrad gives the gradients of x, weights, gate, up and down.
+type expertsGrad struct{}
+
+func (expertsGrad) Name() string { return "experts_grad" }
+func (expertsGrad) Infer(in []graph.Type) ([]graph.Type, error) {
+	return []graph.Type{in[1], in[2], in[4], in[5], in[6]}, nil
+}
+
+func expertsGradBody[T native.Float](c *graph.Call) error {
+	in := c.In[1:]
+	native.ExpertsGrad(native.ExpertsGrads[T]{
+		Tokens: graph.Data[T](c.Out[0]), Weights: graph.Data[T](c.Out[1]), Gate: graph.Data[T](c.Out[2]), Up: graph.Data[T](c.Out[3]), Down: graph.Data[T](c.Out[4]),
+	}, graph.Data[T](c.In[0]), graph.Data[T](in[0]), graph.Data[T](in[1]), graph.Data[int32](in[2]),
+		graph.Data[T](in[3]), graph.Data[T](in[4]), graph.Data[T](in[5]), expertShape(in))
+	return nil
+}

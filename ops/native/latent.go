@@ -1,0 +1,99 @@
+package native
+
+// This file moves columns: rows split into parts, and the keys and values of
+// latent attention put together from their parts.
+
+type columnsArgs[T Float] struct {
+	to, from   []T
+	rows, n    int // n columns of each row
+	toLd, toAt int
+	frLd, frAt int
+}
+
+const columnRows = 64 // rows of a unit
+
+var (
+	columns32 = newKernel(columnsUnit[float32])
+	columns64 = newKernel(columnsUnit[float64])
+)
+
+// CopyColumns copies n columns of every row from from[:, fromAt:] of row length
+// fromLd to to[:, toAt:] of row length toLd. A nil from writes zeros.
+func CopyColumns[T Float](to []T, toLd, toAt int, from []T, fromLd, fromAt, rows, n int) {
+	pick[columnsArgs[T]](columns32, columns64).launch(ceilDiv(rows, columnRows), columnsArgs[T]{
+		to: to, from: from, rows: rows, n: n, toLd: toLd, toAt: toAt, frLd: fromLd, frAt: fromAt})
+}
+
+func columnsUnit[T Float](a *columnsArgs[T], unit int) {
+	for r := unit * columnRows; r < min((unit+1)*columnRows, a.rows); r++ {
+		to := a.to[r*a.toLd+a.toAt:][:a.n]
+		if a.from == nil {
+			clear(to)
+			continue
+		}
+		copy(to, a.from[r*a.frLd+a.frAt:][:a.n])
+	}
+}
+
+// Latent is the geometry of latent attention: Tokens rows, H heads whose keys
+// are N numbers of their own and P that all heads share, and values of V.
+type Latent struct{ Tokens, H, N, P, V int }
+
+type latentArgs[T Float] struct {
+	Latent
+	kv, p, k, v []T
+}
+
+var (
+	latent32     = newKernel(latentUnit[float32])
+	latent64     = newKernel(latentUnit[float64])
+	latentGrad32 = newKernel(latentGradUnit[float32])
+	latentGrad64 = newKernel(latentGradUnit[float64])
+)
+
+// LatentKV writes the keys k [T,H,N+P] and values v [T,H,V] of kv [T,H,N+V],
+// per head its own part of the key and the value, and p [T,P], the part of the
+// key that all heads share.
+func LatentKV[T Float](k, v, kv, p []T, s Latent) {
+	pick[latentArgs[T]](latent32, latent64).launch(ceilDiv(s.Tokens, columnRows), latentArgs[T]{Latent: s, kv: kv, p: p, k: k, v: v})
+}
+
+func latentUnit[T Float](a *latentArgs[T], unit int) {
+	for t := unit * columnRows; t < min((unit+1)*columnRows, a.Tokens); t++ {
+		p := a.p[t*a.P:][:a.P]
+		for h := t * a.H; h < (t+1)*a.H; h++ {
+			kv := a.kv[h*(a.N+a.V):][:a.N+a.V]
+			k := a.k[h*(a.N+a.P):][:a.N+a.P]
+			copy(k, kv[:a.N])
+			copy(k[a.N:], p)
+			copy(a.v[h*a.V:][:a.V], kv[a.N:])
+		}
+	}
+}
+
+// LatentKVGrad writes dkv and dp from dk and dv; dp sums over the heads in
+// order. A nil dk or dv stands for zeros.
+func LatentKVGrad[T Float](dkv, dp, dk, dv []T, s Latent) {
+	pick[latentArgs[T]](latentGrad32, latentGrad64).launch(ceilDiv(s.Tokens, columnRows), latentArgs[T]{Latent: s, kv: dkv, p: dp, k: dk, v: dv})
+}
+
+func latentGradUnit[T Float](a *latentArgs[T], unit int) {
+	for t := unit * columnRows; t < min((unit+1)*columnRows, a.Tokens); t++ {
+		p := a.p[t*a.P:][:a.P]
+		clear(p)
+		for h := t * a.H; h < (t+1)*a.H; h++ {
+			kv := a.kv[h*(a.N+a.V):][:a.N+a.V]
+			clear(kv)
+			if a.k != nil {
+				k := a.k[h*(a.N+a.P):][:a.N+a.P]
+				copy(kv, k[:a.N])
+				for i, d := range k[a.N:] {
+					p[i] += d
+				}
+			}
+			if a.v != nil {
+				copy(kv[a.N:], a.v[h*a.V:][:a.V])
+			}
+		}
+	}
+}
