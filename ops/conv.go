@@ -78,10 +78,10 @@ func (o ShortConvOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err != nil {
 		return nil, err
 	}
-	next := graph.T(x.DType, n, w.Shape[0], w.Shape[1]-1)
 	if w.Shape[1] < 2 {
 		return nil, fmt.Errorf("the width must be 2 or more, got w %s", w.Dims())
 	}
+	next := graph.T(x.DType, n, w.Shape[0], w.Shape[1]-1)
 	if o.State && !in[2].Equal(next) {
 		return nil, fmt.Errorf("state must be %s, got %s", next, in[2])
 	}

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/seafan/seafan/graph"
@@ -72,6 +73,9 @@ func KDA(q, k, v, g, beta *graph.Node, opts KDAOptions) (o, state *graph.Node) {
 	return rs[0], rs[1]
 }
 
+// maxChunk is the longest chunk that the native body works on.
+const maxChunk = 1024
+
 // Name is "kda".
 func (KDAOp) Name() string { return "kda" }
 
@@ -106,8 +110,10 @@ func (o KDAOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		return nil, fmt.Errorf("v has %d heads, not a multiple of q's %d (%s)", hv, h, shapes)
 	case dk > maxHeadDim || dv > maxHeadDim:
 		return nil, fmt.Errorf("head dims go up to %d (%s)", maxHeadDim, shapes)
-	case o.Chunk < 0 || o.Chunk%16 != 0:
-		return nil, fmt.Errorf("chunk must be a multiple of 16, got %d", o.Chunk)
+	case o.Chunk < 0 || o.Chunk%16 != 0 || o.Chunk > maxChunk:
+		return nil, fmt.Errorf("chunk must be a multiple of 16 up to %d (0: 64), got %d", maxChunk, o.Chunk)
+	case o.Scale < 0 || math.IsInf(o.Scale, 0) || o.Scale != o.Scale:
+		return nil, fmt.Errorf("scale must be 0 (K^-1/2) or above, got %g", o.Scale)
 	case o.S0 && !in[5].Equal(state):
 		return nil, fmt.Errorf("s0 must be %s, got %s (%s)", state, in[5], shapes)
 	}

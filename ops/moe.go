@@ -25,6 +25,16 @@ func init() {
 	})
 	graph.Register(graph.Def{Name: "route_weights_grad", Native: floats(routeWeightsGradBody[float32], routeWeightsGradBody[float64])})
 	graph.Register(graph.Def{
+		Name:   "balance_loss",
+		Doc:    "how unevenly tokens fall to experts, as a loss",
+		Native: floats(balanceLoss[float32], balanceLoss[float64]),
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return int64(in[0].Size()) },
+		Grad: func(g *graph.GradCall) []*graph.Node {
+			return []*graph.Node{graph.Apply(balanceLossGrad{g.Op.(BalanceLossOp)}, g.Out(0), g.In[0], g.In[1]), nil}
+		},
+	})
+	graph.Register(graph.Def{Name: "balance_loss_grad", Native: floats(balanceLossGradBody[float32], balanceLossGradBody[float64])})
+	graph.Register(graph.Def{
 		Name:   "experts",
 		Doc:    "SwiGLU experts on the tokens that chose them, no capacity, no drop",
 		Native: floats(experts[float32], experts[float64]),
@@ -141,6 +151,48 @@ func (routeWeightsGrad) Infer(in []graph.Type) ([]graph.Type, error) { return in
 
 func routeWeightsGradBody[T native.Float](c *graph.Call) error {
 	native.RouteGrad(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), graph.Data[int32](c.In[2]), rows(c.In[1].Type), c.Op.(routeWeightsGrad).Router)
+	return nil
+}
+
+// BalanceLossOp is E sum_e f_e P_e, with f_e the share of the choices ids that
+// went to expert e and P_e the mean over the tokens of s_e / sum(s): 1 for an
+// even load. ids, int32 [...,TopK], are constants, so the gradient goes to the
+// logits [...,E] alone. Source: Switch Transformer (arXiv:2101.03961).
+type BalanceLossOp struct{ Router }
+
+// BalanceLoss adds a BalanceLossOp.
+func BalanceLoss(logits, ids *graph.Node, r Router) *graph.Node {
+	return graph.Apply(BalanceLossOp{r}, logits, ids)
+}
+
+// Name is "balance_loss".
+func (BalanceLossOp) Name() string { return "balance_loss" }
+
+// Infer checks the ids against the logits; the loss is a scalar.
+func (o BalanceLossOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if _, err := (RouteWeightsOp(o)).Infer(in); err != nil {
+		return nil, err
+	}
+	return []graph.Type{graph.T(in[0].DType)}, nil
+}
+
+func balanceLoss[T native.Float](c *graph.Call) error {
+	o, ids := c.Op.(BalanceLossOp), graph.Data[int32](c.In[1])
+	if err := native.CheckExpertIDs(ids, o.Experts); err != nil {
+		return err
+	}
+	native.BalanceLoss(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), ids, rows(c.In[0].Type), o.Router)
+	return nil
+}
+
+// balanceLossGrad is the gradient of the logits.
+type balanceLossGrad struct{ BalanceLossOp }
+
+func (balanceLossGrad) Name() string                                { return "balance_loss_grad" }
+func (balanceLossGrad) Infer(in []graph.Type) ([]graph.Type, error) { return in[1:2], nil }
+
+func balanceLossGradBody[T native.Float](c *graph.Call) error {
+	native.BalanceLossGrad(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), graph.Data[int32](c.In[2]), rows(c.In[1].Type), c.Op.(balanceLossGrad).Router)
 	return nil
 }
 

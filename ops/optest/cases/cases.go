@@ -274,9 +274,17 @@ func report(t optest.TestingT, c Case, what string, units float64) {
 	}
 }
 
+// floats reads a result; whole numbers are exact.
 func floats(t graph.Tensor) []float64 {
-	if t.DType == dtype.Float64 {
+	switch t.DType {
+	case dtype.Float64:
 		return graph.Data[float64](t)
+	case dtype.Int32:
+		var f []float64
+		for _, v := range graph.Data[int32](t) {
+			f = append(f, float64(v))
+		}
+		return f
 	}
 	return optest.Float64s(graph.Data[float32](t))
 }
