@@ -1,0 +1,276 @@
+// Command fp8 trains the same small language model twice, in float32 and with
+// FP8 linears, and shows what the autocast pass decided, both losses side by
+// side, and the layer with the largest error.
+//
+//	go run ./examples/fp8
+//	go run ./examples/fp8 -fp8 delayed -steps 1000
+//
+// Without -text it reads Newton's Opticks, which comes with Go. -h lists the
+// flags.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/seafan/seafan/autocast"
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/train"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "fp8:", err)
+		os.Exit(1)
+	}
+}
+
+// settings are the flags.
+type settings struct {
+	text    string
+	recipe  string
+	history int
+	margin  int
+	format  string
+	model   models.Config
+	train   train.Options
+}
+
+func parse(args []string, errOut io.Writer) (settings, error) {
+	s := settings{
+		model: models.Config{Type: "llama", Vocab: 256, NormEps: 1e-5, RopeTheta: 1e4},
+		train: train.Defaults(),
+	}
+	f := flag.NewFlagSet("fp8", flag.ContinueOnError)
+	f.SetOutput(errOut)
+	f.StringVar(&s.text, "text", "", "`PATH` of a text; default: Newton's Opticks, from the Go install")
+	f.StringVar(&s.recipe, "fp8", "dynamic", "recipe: dynamic or delayed")
+	f.IntVar(&s.history, "history", 16, "steps that -fp8 delayed remembers")
+	f.IntVar(&s.margin, "margin", 0, "headroom above the largest value, in powers of 2")
+	f.StringVar(&s.format, "format", "hybrid", "formats: hybrid (E4M3, gradients E5M2), e4m3 or e5m2")
+	f.IntVar(&s.model.Layers, "layers", 4, "layers of the model")
+	f.IntVar(&s.model.Hidden, "dim", 256, "width of the model")
+	f.IntVar(&s.model.Heads, "heads", 4, "attention heads")
+	f.IntVar(&s.model.FFN, "ffn", 1024, "width of the gated unit")
+	f.IntVar(&s.train.Steps, "steps", 200, "steps of each run")
+	f.IntVar(&s.train.Batch, "batch", s.train.Batch, "rows of a batch")
+	f.IntVar(&s.train.Context, "context", s.train.Context, "tokens of a row")
+	f.Float64Var(&s.train.LR, "lr", s.train.LR, "highest learning rate")
+	f.IntVar(&s.train.Warmup, "warmup", 50, "steps of linear warm-up")
+	f.IntVar(&s.train.EvalEvery, "eval-every", 50, "steps between two lines of the table")
+	f.IntVar(&s.train.EvalRows, "eval-rows", 64, "held-out rows of an evaluation, 0: all")
+	f.Uint64Var(&s.train.Seed, "seed", 0, "seed of the weights and of the order of the data")
+	if err := f.Parse(args); err != nil {
+		return s, err
+	}
+	if f.NArg() > 0 {
+		return s, fmt.Errorf("unexpected argument %q: every value belongs to a flag (-h lists them)", f.Arg(0))
+	}
+	s.model.KVHeads, s.model.Context = s.model.Heads, s.train.Context
+	s.model.HeadDim = s.model.Hidden / max(s.model.Heads, 1)
+	return s, nil
+}
+
+// options turns the flags into those of the pass.
+func (s settings) options() (autocast.Options, error) {
+	var o autocast.Options
+	switch s.recipe {
+	case "dynamic":
+		o.Recipe = autocast.Dynamic{Margin: s.margin}
+	case "delayed":
+		o.Recipe = autocast.Delayed{History: s.history, Margin: s.margin}
+	default:
+		return o, fmt.Errorf("-fp8 must be dynamic or delayed, got %q", s.recipe)
+	}
+	switch s.format {
+	case "hybrid":
+		o.Format = autocast.Hybrid
+	case "e4m3":
+		o.Format = autocast.E4M3
+	case "e5m2":
+		o.Format = autocast.E5M2
+	default:
+		return o, fmt.Errorf("-format must be hybrid, e4m3 or e5m2, got %q", s.format)
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, out, errOut io.Writer) error {
+	s, err := parse(args, errOut)
+	if err != nil {
+		return err
+	}
+	o, err := s.options()
+	if err != nil {
+		return err
+	}
+	if s.text == "" {
+		if s.text, err = opticks(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(out, "float32, %d steps\n", s.train.Steps)
+	_, plain, err := s.fit(ctx, nil, func(m train.Metric) {
+		if m.ValLoss != nil {
+			fmt.Fprintf(out, "%6d  %.4f\n", m.Step, *m.ValLoss)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	model, cast, err := s.fit(ctx, &o, nil)
+	if err != nil {
+		return err
+	}
+	report, err := explain(model.Transformer, s, o)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\n%s\nheld-out loss\n%6s  %8s  %8s  %s\n", report.Explain(), "step", "float32", "fp8", "difference")
+	for i, m := range plain {
+		fmt.Fprintf(out, "%6d  %8.4f  %8.4f  %+.2f %%\n", m.Step, *m.ValLoss, *cast[i].ValLoss, 100*(*cast[i].ValLoss / *m.ValLoss - 1))
+	}
+	skipped := 0
+	for _, st := range model.fp8.Stats() {
+		skipped += st.Skipped
+	}
+	fmt.Fprintf(out, "steps of an operand without a usable maximum: %d\n\n", skipped)
+	return s.layers(ctx, model.Transformer, o, out)
+}
+
+// trained is a model that went through a run.
+type trained struct {
+	*models.Transformer
+	fp8 *autocast.Model // nil in float32
+}
+
+// fit trains a new model and returns it with the metrics that have a held-out
+// loss.
+func (s settings) fit(ctx context.Context, o *autocast.Options, each func(train.Metric)) (trained, []train.Metric, error) {
+	fail := func(err error) (trained, []train.Metric, error) { return trained{}, nil, err }
+	m, err := models.New(s.model)
+	if err != nil {
+		return fail(err)
+	}
+	if err := m.Init(s.train.Seed); err != nil {
+		return fail(err)
+	}
+	data, closeData, err := s.data()
+	if err != nil {
+		return fail(err)
+	}
+	defer closeData()
+	t := trained{Transformer: m}
+	var model train.Model = m
+	if o != nil {
+		t.fp8 = autocast.Train(m, *o)
+		model = t.fp8
+	}
+	var kept []train.Metric
+	tr, err := train.New(model, data, s.train, train.Each(func(m train.Metric) {
+		if m.ValLoss != nil {
+			v := *m.ValLoss
+			m.ValLoss = &v
+			kept = append(kept, m)
+		}
+		if each != nil {
+			each(m)
+		}
+	}))
+	if err != nil {
+		return fail(err)
+	}
+	_, err = tr.Run(ctx)
+	return t, kept, err
+}
+
+func (s settings) data() (*train.Windows, func() error, error) {
+	tokens, err := train.Open(train.OpenOptions{}, s.text)
+	if err != nil {
+		return nil, nil, fmt.Errorf("-text: %w", err)
+	}
+	w, err := train.NewWindows(tokens, s.model.Vocab, train.WindowOptions{Context: s.train.Context, Seed: s.train.Seed, Order: train.Random, Validation: 0.1})
+	if err != nil {
+		return nil, nil, errors.Join(err, tokens.Close())
+	}
+	return w, tokens.Close, nil
+}
+
+// opticks finds the text that comes with Go.
+func opticks(ctx context.Context) (string, error) {
+	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+	if err != nil {
+		return "", fmt.Errorf("-text must name a text: the Go install was not found (%w)", err)
+	}
+	path := filepath.Join(strings.TrimSpace(string(root)), "src", "testdata", "Isaac.Newton-Opticks.txt")
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("-text must name a text: %w", err)
+	}
+	return path, nil
+}
+
+// loss builds the loss of one batch, without dropout.
+func (s settings) loss(m *models.Transformer) (*graph.Builder, error) {
+	b := graph.New(graph.Share(m.Params()))
+	loss, _ := m.Loss(b, s.train.Batch, s.train.Context, 0, 0)
+	b.Output("loss", loss)
+	return b, b.Err()
+}
+
+// explain runs the pass on the loss and returns its report.
+func explain(m *models.Transformer, s settings, o autocast.Options) (*autocast.Report, error) {
+	b, err := s.loss(m)
+	if err != nil {
+		return nil, err
+	}
+	_, report, err := autocast.FP8(b, o)
+	return report, err
+}
+
+// layers compares the layers of the trained model with and without FP8 on a
+// batch of held-out text.
+func (s settings) layers(ctx context.Context, m *models.Transformer, o autocast.Options, out io.Writer) error {
+	data, closeData, err := s.data()
+	if err != nil {
+		return err
+	}
+	defer closeData()
+	c := s.train.Context
+	tokens, labels := make([]int32, s.train.Batch*c), make([]int32, s.train.Batch*c)
+	for r := range s.train.Batch {
+		if err := data.HeldRow(r%data.Held(), tokens[r*c:(r+1)*c], labels[r*c:(r+1)*c]); err != nil {
+			return err
+		}
+	}
+	plain, err := s.loss(m)
+	if err != nil {
+		return err
+	}
+	cast, _, err := autocast.FP8(plain, o)
+	if err != nil {
+		return err
+	}
+	cmp, err := autocast.Compare(ctx, plain, cast, graph.Feeds{"tokens": tokens, "labels": labels})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "layers on held-out text, the trained weights in float32 and in FP8\n%s", cmp)
+	if w := cmp.Worst(); w != nil {
+		fmt.Fprintf(out, "\nworst layer: %s, error %.4f of its output\n", w.Weight, w.Own)
+	} else {
+		fmt.Fprintln(out, "\nno linear was large enough for FP8")
+	}
+	return nil
+}
