@@ -51,18 +51,27 @@ var fp8Formats = [2]fp8Format{
 	E5M2: {57344, (127 - 14) << 23, 21, 21 << 23, (127 - 14) << 2},
 }
 
-// code encodes q, which is not NaN.
+// encode computes the codes of x / step.
 //
-// With e the exponent of q, or that of the smallest normal if q is below it,
-// adding 2^(e+drop) to |q| makes the last mantissa bit of the sum count one unit
-// of the format at that exponent: the addition rounds, and the sum's low bits
-// are the significand, implicit bit included.
-func (f *fp8Format) code(q float32) byte {
-	u := math.Float32bits(q)
-	a := min(math.Float32frombits(u&^(1<<31)), f.max)
-	e := max(math.Float32bits(a)&(255<<23), f.minExp)
-	units := math.Float32bits(a+math.Float32frombits(e+f.magic)) - (e + f.magic)
-	return byte(u>>24&0x80 | (e>>f.drop - f.rebias + units))
+// With e the exponent of a quotient q, or that of the smallest normal if q is
+// below it, adding 2^(e+drop) to |q| makes the last mantissa bit of the sum count
+// one unit of the format at that exponent: the addition rounds, and the sum's low
+// bits are the significand, implicit bit included.
+func encode[T Float](f fp8Format, codes []byte, x []T, step float32) {
+	codes = codes[:len(x)]
+	top := math.Float32bits(f.max)
+	for i, v := range x {
+		u := math.Float32bits(float32(v) / step)
+		a := u &^ (1 << 31)
+		if a > 0xFF<<23 {
+			codes[i] = f.nanCode(float32(v))
+			continue
+		}
+		a = min(a, top) // the bits of magnitudes are ordered as they are
+		e := max(a&(0xFF<<23), f.minExp)
+		units := math.Float32bits(math.Float32frombits(a)+math.Float32frombits(e+f.magic)) - (e + f.magic)
+		codes[i] = byte(u>>24&0x80 | (e>>(f.drop&31) - f.rebias + units))
+	}
 }
 
 // nanCode encodes a NaN: it keeps its sign, and E5M2 the top of its payload.
@@ -286,18 +295,18 @@ func amaxOf[T Float](x []T) (m float32, nan int) {
 		if len(x) == 0 {
 			return 0, 0
 		}
-		m, k := fp8AmaxAVX512(f32p(x), len(x))
-		return m, k
+		return fp8AmaxAVX512(f32p(x), len(x))
 	}
+	var top uint32 // of the bits, which are ordered as the magnitudes are
 	for _, v := range x {
-		u := float32(v)
-		if u != u {
+		a := math.Float32bits(float32(v)) &^ (1 << 31)
+		if a > 0xFF<<23 {
 			nan++
 			continue
 		}
-		m = max(m, math.Float32frombits(math.Float32bits(u)&^(1<<31)))
+		top = max(top, a)
 	}
-	return m, nan
+	return math.Float32frombits(top), nan
 }
 
 // FP8Quantize computes the codes of x[Rows,Cols] / step, row-major into codes
@@ -381,14 +390,7 @@ func fp8Encode[T Float](codes []byte, x []T, step float32, f FP8) {
 	if fp8Assembly[T]() && fp8EncodeAVX512(&codes[0], f32p(x), step, len(x), form) {
 		return // without meeting a NaN
 	}
-	for i, v := range x {
-		q := float32(v) / step
-		if q != q {
-			codes[i] = form.nanCode(float32(v))
-			continue
-		}
-		codes[i] = form.code(q)
-	}
+	encode(*form, codes, x, step)
 }
 
 // FP8Decode computes the values of codes, without steps. A NaN comes out quiet.

@@ -91,6 +91,29 @@ func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
 	}
 }
 
+// TestF01_FP8CastsOfEvery16BitNumber compares with exact arithmetic (the oracle
+// measures distances in math/big) for all bf16 and f16 inputs.
+func TestF01_FP8CastsOfEvery16BitNumber(t *testing.T) {
+	for name, decode := range map[string]func(c uint16) float32{
+		"bf16": func(c uint16) float32 { return dtype.BF16(c).Float32() },
+		"f16":  func(c uint16) float32 { return dtype.F16(c).Float32() },
+	} {
+		x := make([]float32, 1<<16)
+		for c := range x {
+			x[c] = decode(uint16(c))
+		}
+		for _, o := range fp8Oracles {
+			got := make([]byte, len(x))
+			FP8TensorQuantize(got, x, 1, o.f)
+			for i, v := range x {
+				if want := o.format.Encode(float64(v)); v == v && want != uint16(got[i]) || v != v && !o.format.IsNaN(uint16(got[i])) {
+					require.FailNow(t, "wrong code", "%s %v in %s: %#x, want %#x", name, v, o.f, got[i], want)
+				}
+			}
+		}
+	}
+}
+
 // fp8Grids are the ways to share steps, with the oracle's form of each.
 func fp8Grids(rows, cols int) []FP8Blocks {
 	return []FP8Blocks{FP8PerTensor(rows, cols), FP8PerRow(rows, cols), {rows, cols, 1, 128}, {rows, cols, 128, 128}, {rows, cols, max(rows, 1), 1}, {rows, cols, 3, 7}}
@@ -263,6 +286,18 @@ func TestF06_FP8MatMulOfAnyAlignment(t *testing.T) {
 			whole := make([]float32, s.m*s.n)
 			FP8MatMul(whole, all, w, nil, s.m, s.n, s.k, false, true)
 			requireSameBits(t, y, whole[(s.m-m)*s.n:])
+			// dw sums over all rows: the oracle checks some of its own rows.
+			const some = 5
+			g, _ := fp8Operand("g", FP8PerTensor(s.m, s.n), E5M2)
+			x, qx := fp8Operand("x", FP8PerTensor(s.m, s.k), E4M3)
+			FP8MatMul(dw, g, x, nil, s.n, s.k, s.m, true, false)
+			part := optest.Quantized{Blocks: optest.PerTensor(s.m, some), Format: optest.E5M2, Steps: []float64{float64(g.Steps[0])}}
+			for r := range s.m {
+				part.Codes = append(part.Codes, g.Codes[r*s.n:][:some]...)
+			}
+			want := optest.FP8MatMul(part, qx, nil, some, s.k, s.m, true, false)
+			d := optest.RequireClose(t, name+" dw of all rows", dw[:some*s.k], want, optest.Float32, 30) // 23 chains of 256 and their sum
+			t.Logf("dw of %d rows: %.2f roundoffs", s.m, d.RMS/float64(optest.Float32))
 		}
 	}
 }
