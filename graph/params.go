@@ -15,6 +15,9 @@ type Param struct {
 	Type  Type
 	State bool // written by ops, not trained
 
+	// Frozen weights are not trained: the base under adapters.
+	Frozen bool
+
 	mem     []byte
 	version uint64
 
@@ -76,9 +79,10 @@ func (p *Param) Attach(key string, make func() any) any {
 	return v
 }
 
-// Trainable reports whether p is a weight in a type that gradients have.
+// Trainable reports whether p is a weight that is not frozen, in a type that
+// gradients have.
 func (p *Param) Trainable() bool {
-	return !p.State && (p.Type.DType == dtype.Float32 || p.Type.DType == dtype.Float64)
+	return !p.State && !p.Frozen && (p.Type.DType == dtype.Float32 || p.Type.DType == dtype.Float64)
 }
 
 // Params holds the weights and states of a model by name. The graphs for

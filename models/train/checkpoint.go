@@ -351,7 +351,7 @@ type contents struct {
 func (t *Trainer) weights() []slot {
 	var s []slot
 	for _, p := range t.model.Params().All() {
-		if !p.State {
+		if !p.State && !p.Frozen {
 			s = append(s, slot{p.Name, p.Type, func(t *checkpoint.Tensor) error { return t.Raw(p.Tensor().Bytes()) }})
 		}
 	}
