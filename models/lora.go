@@ -1,0 +1,295 @@
+// Low-rank adapters on the linear layers of a model.
+
+package models
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// LoRA says which linear layers get adapters, and of what size. An adapted
+// layer computes
+//
+//	y = x w^T + Alpha/Rank (x a^T) b^T
+//
+// with a [Rank,K] and b [N,Rank] trained and everything else frozen. Source: Hu
+// et al. (arXiv:2106.09685).
+type LoRA struct {
+	Rank  int
+	Alpha float64
+	// Targets are patterns of layers' names, such as "q_proj" or
+	// "layers.0.*.up_proj": whole names, or their ends after a dot; * stands
+	// for any characters. None: every linear layer but the head.
+	Targets []string
+}
+
+// Check refuses what no adapter can be.
+func (l LoRA) Check() error {
+	switch {
+	case l.Rank < 1 || l.Rank > 1<<16:
+		return fmt.Errorf("the rank must be 1 to 65536, got %d", l.Rank)
+	case !(l.Alpha > 0) || math.IsInf(l.Alpha, 0):
+		return fmt.Errorf("alpha must be above 0, got %g", l.Alpha)
+	}
+	for _, t := range l.Targets {
+		if t == "" {
+			return errors.New("a target must not be empty")
+		}
+	}
+	return nil
+}
+
+// matches reports whether a layer is a target.
+func (l LoRA) matches(module string) bool {
+	if len(l.Targets) == 0 {
+		return module+".weight" != headName && module+".weight" != tableName
+	}
+	return slices.ContainsFunc(l.Targets, func(target string) bool {
+		pattern := strings.ReplaceAll(regexp.QuoteMeta(target), `\*`, `.*`)
+		return regexp.MustCompile(`^(.*\.)?` + pattern + `$`).MatchString(module)
+	})
+}
+
+// adapter is the pair of matrices at one layer.
+type adapter struct {
+	a, b  *graph.Param
+	scale float64
+}
+
+// Adapted is a model with adapters. It trains, generates and is saved as the
+// model itself does; saving writes the adapters alone, as a PEFT folder.
+type Adapted struct {
+	*Transformer
+	LoRA LoRA
+	Base string // where the model came from, told in the saved adapter
+
+	adapters map[string]adapter // by the name of the layer
+	order    []string
+}
+
+// adapterNames are the parameters' names of a layer.
+func adapterNames(module string) (a, b string) {
+	return module + ".lora_A.weight", module + ".lora_B.weight"
+}
+
+// Adapt freezes the model and puts new adapters on its layers: a uniform within
+// 1/sqrt(K), b zero, so that the model is what it was.
+func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
+	if err := l.Check(); err != nil {
+		return nil, fmt.Errorf("models: LoRA: %w", err)
+	}
+	modules, err := m.linears()
+	if err != nil {
+		return nil, err
+	}
+	ad := &Adapted{Transformer: m, LoRA: l, adapters: map[string]adapter{}}
+	for _, t := range l.Targets {
+		if one := (LoRA{Targets: []string{t}}); !slices.ContainsFunc(modules, one.matches) {
+			return nil, fmt.Errorf("models: LoRA: target %q is no linear layer of the model (they are called %s)", t, strings.Join(kinds(modules), ", "))
+		}
+	}
+	for _, module := range modules {
+		if !l.matches(module) {
+			continue
+		}
+		x, err := ad.add(module, l.Rank, l.Alpha/float64(l.Rank))
+		if err != nil {
+			return nil, err
+		}
+		r := rand.New(rand.NewPCG(streamSeed(seed, x.a.Name), 0))
+		a := graph.Data[float32](x.a.Tensor())
+		bound := 1 / math.Sqrt(float64(x.a.Type.Shape[1]))
+		for i := range a {
+			a[i] = float32(bound * (2*r.Float64() - 1))
+		}
+		clear(graph.Data[float32](x.b.Tensor()))
+		x.a.Touch()
+		x.b.Touch()
+	}
+	m.freeze(ad.adapters)
+	return ad, nil
+}
+
+// linears lists the layers with a weight matrix, the head among them when it
+// has one of its own.
+func (m *Transformer) linears() ([]string, error) {
+	plain, err := New(m.Config)
+	if err != nil {
+		return nil, err
+	}
+	if err := plain.Declare(); err != nil {
+		return nil, err
+	}
+	var list []string
+	for _, p := range plain.params.All() {
+		if module, ok := strings.CutSuffix(p.Name, ".weight"); ok && len(p.Type.Shape) == 2 && p.Name != tableName {
+			list = append(list, module)
+		}
+	}
+	return list, nil
+}
+
+// kinds are the last parts of names, each once.
+func kinds(modules []string) []string {
+	var list []string
+	for _, m := range modules {
+		if k := m[strings.LastIndexByte(m, '.')+1:]; !slices.Contains(list, k) {
+			list = append(list, k)
+		}
+	}
+	return list
+}
+
+// add declares the matrices of a layer.
+func (ad *Adapted) add(module string, rank int, scale float64) (adapter, error) {
+	w := ad.params.Get(module + ".weight")
+	if w == nil {
+		return adapter{}, fmt.Errorf("models: LoRA: %s has no weight: load or initialise the model first", module)
+	}
+	an, bn := adapterNames(module)
+	a, err := ad.params.Add(an, graph.T(dtype.Float32, rank, w.Type.Shape[1]), false)
+	if err != nil {
+		return adapter{}, fmt.Errorf("models: LoRA: %w", err)
+	}
+	b, err := ad.params.Add(bn, graph.T(dtype.Float32, w.Type.Shape[0], rank), false)
+	if err != nil {
+		return adapter{}, fmt.Errorf("models: LoRA: %w", err)
+	}
+	x := adapter{a, b, scale}
+	ad.adapters[module] = x
+	ad.order = append(ad.order, module)
+	return x, nil
+}
+
+// freeze leaves the adapters alone to be trained.
+func (m *Transformer) freeze(except map[string]adapter) {
+	trained := map[*graph.Param]bool{}
+	for _, x := range except {
+		trained[x.a], trained[x.b] = true, true
+	}
+	for _, p := range m.params.All() {
+		p.Frozen = !trained[p]
+	}
+}
+
+// Parameters is the number of trained numbers.
+func (ad *Adapted) Parameters() int {
+	n := 0
+	for _, x := range ad.adapters {
+		n += x.a.Type.Size() + x.b.Type.Size()
+	}
+	return n
+}
+
+// substitute is the pass: a linear with an adapter gets the second term added.
+func (ad *Adapted) substitute(n *graph.Node, in []*graph.Node) []*graph.Node {
+	if _, ok := n.Op().(ops.LinearOp); !ok || n.In()[1].Param() == nil {
+		return nil
+	}
+	module := strings.TrimSuffix(n.In()[1].Param().Name, ".weight")
+	x, ok := ad.adapters[module]
+	if !ok {
+		return nil
+	}
+	an, bn := adapterNames(strings.TrimSuffix(n.In()[1].Label(), ".weight"))
+	s := in[1].Builder() // the scope of the weight
+	y := graph.ApplyAs(n.Label(), n.Op(), in...)
+	low := ops.Linear(in[0], s.Param(an, x.a.Type.Shape...))
+	delta := ops.Affine(ops.Linear(low, s.Param(bn, x.b.Type.Shape...)), x.scale, 0)
+	return []*graph.Node{ops.Add(y, delta)}
+}
+
+// rewrite lets build make the graph of the model alone and puts it into b with
+// the adapters.
+func (ad *Adapted) rewrite(b *graph.Builder, build func(b *graph.Builder) []*graph.Node) []*graph.Node {
+	plain := b.Sibling()
+	outs := build(plain)
+	for i, o := range outs {
+		plain.Output(fmt.Sprintf("adapted.%d", i), o)
+	}
+	err := plain.Err()
+	if err == nil {
+		err = graph.RewriteInto(b, plain, ad.substitute)
+	}
+	for i := range outs {
+		if err != nil {
+			outs[i] = b.Fail(err)
+			continue
+		}
+		outs[i] = b.Out(fmt.Sprintf("adapted.%d", i))
+	}
+	return outs
+}
+
+// Loss is Transformer.Loss with the adapters. b must be empty.
+func (ad *Adapted) Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node) {
+	outs := ad.rewrite(b, func(b *graph.Builder) []*graph.Node {
+		loss, tokens := ad.Transformer.Loss(b, batch, context, dropout, seed)
+		return []*graph.Node{loss, tokens}
+	})
+	return outs[0], outs[1]
+}
+
+// Logits is Transformer.Logits with the adapters, on the input "tokens" of int32
+// [batch, context]. b must be empty.
+func (ad *Adapted) Logits(b *graph.Builder, batch, context int) *graph.Node {
+	return ad.rewrite(b, func(b *graph.Builder) []*graph.Node {
+		return []*graph.Node{ad.Transformer.Logits(b, b.Input("tokens", dtype.Int32, batch, context), Dropout{})}
+	})[0]
+}
+
+// Packed is Transformer.Packed with the adapters. b must be empty.
+func (ad *Adapted) Packed(b *graph.Builder, s Packed) *graph.Node {
+	return ad.rewrite(b, func(b *graph.Builder) []*graph.Node {
+		return []*graph.Node{ad.Transformer.Packed(b, s)}
+	})[0]
+}
+
+// Merge returns a model of its own with the adapters added to the weights,
+// rounded where those are stored in 16 bits. ad stays as it is.
+func (ad *Adapted) Merge() (*Transformer, error) {
+	m, err := New(ad.Config)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range ad.params.All() {
+		if !p.Frozen {
+			continue // an adapter
+		}
+		q, err := m.params.Add(p.Name, p.Type, false)
+		if err != nil {
+			return nil, err
+		}
+		copy(q.Tensor().Bytes(), p.Tensor().Bytes())
+		q.Touch()
+	}
+	for module, x := range ad.adapters {
+		w := m.params.Get(module + ".weight").Tensor()
+		n, k, r := w.Shape[0], w.Shape[1], x.a.Type.Shape[0]
+		wide := widened(w)
+		native.Gemm(false, false, n, k, r, float32(x.scale), graph.Data[float32](x.b.Tensor()), r, graph.Data[float32](x.a.Tensor()), k, 1, wide, k)
+		narrow(w, wide)
+	}
+	return m, nil
+}
+
+// narrow stores float32 values in the type of t; those that widened gave of a
+// float32 tensor are there already.
+func narrow(t graph.Tensor, wide []float32) {
+	switch t.DType {
+	case dtype.BFloat16:
+		dtype.FromFloat32(graph.Data[dtype.BF16](t), wide)
+	case dtype.Float16:
+		dtype.FromFloat32(graph.Data[dtype.F16](t), wide)
+	}
+}

@@ -1,0 +1,77 @@
+package models_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/train"
+)
+
+// TestAdaptersAreTrained trains adapters with the trainer, on a base in 16
+// bits: the base keeps its bits, the checkpoint is a PEFT folder, and a resumed
+// run has the bits of one that was not stopped.
+func TestAdaptersAreTrained(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "text.txt")
+	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("one fish, two fish. ", 50)), 0o666))
+	o := train.Defaults()
+	o.Steps, o.Batch, o.Context, o.Warmup, o.LR, o.SaveEvery = 6, 2, 16, 0, 1e-2, 3
+	run := func(dir string, steps int) *models.Adapted {
+		base, err := models.Open("testdata/golden/qwen3") // 256 tokens, float16
+		require.NoError(t, err)
+		var bits [][]byte
+		for _, p := range base.Params().All() {
+			bits = append(bits, append([]byte(nil), p.Tensor().Bytes()...))
+		}
+		n := len(bits)
+		ad, err := base.Adapt(models.LoRA{Rank: 2, Alpha: 4}, 1)
+		require.NoError(t, err)
+		tokens, err := train.Open(train.OpenOptions{}, text)
+		require.NoError(t, err)
+		defer tokens.Close()
+		data, err := train.NewWindows(tokens, 256, train.WindowOptions{Context: o.Context, Order: train.Epochs, Validation: 0.1})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		tr, err := train.New(ad, data, o, train.Dir(dir), train.Each(func(m train.Metric) {
+			if m.Step == steps && steps < o.Steps {
+				cancel()
+			}
+		}))
+		require.NoError(t, err)
+		if _, err := train.Latest(dir); err == nil {
+			require.NoError(t, tr.Resume())
+		}
+		_, err = tr.Run(ctx)
+		if steps < o.Steps {
+			require.Error(t, err)
+		} else {
+			require.NoError(t, err)
+		}
+		for i, p := range base.Params().All()[:n] {
+			require.Equal(t, bits[i], p.Tensor().Bytes(), p.Name)
+		}
+		return ad
+	}
+	whole := filepath.Join(t.TempDir(), "whole")
+	want := run(whole, o.Steps)
+	cut := filepath.Join(t.TempDir(), "cut")
+	run(cut, 3)
+	got := run(cut, o.Steps)
+	for i, p := range want.Params().All() {
+		require.Equal(t, p.Tensor().Bytes(), got.Params().All()[i].Tensor().Bytes(), p.Name)
+	}
+	last := filepath.Join(whole, train.LastName)
+	require.True(t, models.IsAdapter(last))
+	fresh, err := models.Open("testdata/golden/qwen3")
+	require.NoError(t, err)
+	back, err := fresh.OpenAdapter(last)
+	require.NoError(t, err)
+	ids := []int32{1, 2, 3}
+	require.Equal(t, adaptedLogits(t, want, ids), adaptedLogits(t, back, ids))
+}

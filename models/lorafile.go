@@ -1,0 +1,239 @@
+// Adapters as PEFT folders: adapter_config.json and adapter_model.safetensors.
+
+package models
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models/checkpoint"
+)
+
+const (
+	adapterConfigName  = "adapter_config.json"
+	adapterWeightsName = "adapter_model.safetensors"
+	peftPrefix         = "base_model.model."
+)
+
+// peftConfig is adapter_config.json. What would change results and is not
+// followed is refused.
+type peftConfig struct {
+	PeftType      string         `json:"peft_type"`
+	TaskType      string         `json:"task_type,omitempty"`
+	Base          string         `json:"base_model_name_or_path"`
+	Rank          int            `json:"r"`
+	Alpha         float64        `json:"lora_alpha"`
+	Dropout       float64        `json:"lora_dropout"` // training only
+	Targets       any            `json:"target_modules"`
+	Bias          string         `json:"bias"`
+	FanInFanOut   bool           `json:"fan_in_fan_out"`
+	Inference     bool           `json:"inference_mode"`
+	ModulesToSave any            `json:"modules_to_save"`
+	RankPattern   map[string]any `json:"rank_pattern"` // told by the shapes
+	AlphaPattern  map[string]any `json:"alpha_pattern"`
+	RootOfRank    bool           `json:"use_rslora"`
+	DoRA          bool           `json:"use_dora"`
+	LoRABias      bool           `json:"lora_bias"`
+	Replication   any            `json:"layer_replication,omitempty"`
+}
+
+func (c *peftConfig) check() error {
+	refuse := func(key string, got any, want string) error {
+		return fmt.Errorf("%s %v is not supported (supported: %s)", key, got, want)
+	}
+	switch {
+	case c.PeftType != "LORA":
+		return refuse("peft_type", fmt.Sprintf("%q", c.PeftType), "LORA")
+	case c.Bias != "" && c.Bias != "none":
+		return refuse("bias", fmt.Sprintf("%q", c.Bias), "none")
+	case c.FanInFanOut:
+		return refuse("fan_in_fan_out", true, "false")
+	case c.ModulesToSave != nil:
+		return refuse("modules_to_save", c.ModulesToSave, "null")
+	case len(c.AlphaPattern) > 0:
+		return refuse("alpha_pattern", c.AlphaPattern, "none")
+	case c.DoRA:
+		return refuse("use_dora", true, "false")
+	case c.LoRABias:
+		return refuse("lora_bias", true, "false")
+	case c.Replication != nil:
+		return refuse("layer_replication", c.Replication, "null")
+	}
+	return LoRA{Rank: c.Rank, Alpha: c.Alpha}.Check()
+}
+
+// scale is what the second term of a layer of that rank is multiplied by.
+func (c *peftConfig) scale(rank int) float64 {
+	if c.RootOfRank {
+		return c.Alpha / math.Sqrt(float64(rank))
+	}
+	return c.Alpha / float64(rank)
+}
+
+// Save writes the adapters as a PEFT folder, which is replaced as a
+// whole.
+func (ad *Adapted) Save(dir string) error { return checkpoint.WriteDir(dir, ad.writeAdapter) }
+
+func (ad *Adapted) writeAdapter(dir string) error {
+	c := peftConfig{
+		PeftType: "LORA", TaskType: "CAUSAL_LM", Base: ad.Base, Rank: ad.LoRA.Rank, Alpha: ad.LoRA.Alpha, Targets: ad.order,
+		Bias: "none", Inference: true, RankPattern: map[string]any{}, AlphaPattern: map[string]any{},
+	}
+	for _, module := range ad.order {
+		x := ad.adapters[module]
+		rank := x.a.Type.Shape[0]
+		if rank != c.Rank {
+			c.RankPattern[module] = rank
+		}
+		c.RootOfRank = c.RootOfRank || x.scale != c.Alpha/float64(rank)
+	}
+	raw, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, adapterConfigName), raw, 0o666); err != nil {
+		return err
+	}
+	return checkpoint.Save(filepath.Join(dir, adapterWeightsName), ad.entries(peftPrefix), checkpoint.SaveOptions{})
+}
+
+// entries are the adapters' matrices, layer by layer.
+func (ad *Adapted) entries(prefix string) iter.Seq[checkpoint.Entry] {
+	return func(yield func(checkpoint.Entry) bool) {
+		for _, module := range ad.order {
+			x := ad.adapters[module]
+			for _, p := range []*graph.Param{x.a, x.b} {
+				if !yield(checkpoint.Values(prefix+p.Name, graph.Data[float32](p.Tensor()), p.Type.Shape...)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// WriteFiles writes the PEFT folder's files, and the same matrices under their
+// own names into model.safetensors, which is what a trainer resumes from.
+func (ad *Adapted) WriteFiles(dir string) error {
+	if err := ad.writeAdapter(dir); err != nil {
+		return err
+	}
+	return checkpoint.Save(filepath.Join(dir, "model.safetensors"), ad.entries(""), checkpoint.SaveOptions{})
+}
+
+// IsAdapter reports whether a folder holds an adapter.
+func IsAdapter(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, adapterConfigName))
+	return err == nil
+}
+
+// AdapterBase is the model that the adapter of a folder was trained on, as the
+// folder says.
+func AdapterBase(dir string) (string, error) {
+	c, err := readPEFT(dir)
+	if err != nil {
+		return "", fmt.Errorf("models: %s: %w", dir, err)
+	}
+	return c.Base, nil
+}
+
+func readPEFT(dir string) (*peftConfig, error) {
+	f, err := os.Open(filepath.Join(dir, adapterConfigName))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read
+	raw, err := io.ReadAll(io.LimitReader(f, maxConfigBytes))
+	if err != nil {
+		return nil, err
+	}
+	var c peftConfig
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return nil, fmt.Errorf("%s: %w", adapterConfigName, err)
+	}
+	if err := c.check(); err != nil {
+		return nil, fmt.Errorf("%s: %w", adapterConfigName, err)
+	}
+	return &c, nil
+}
+
+// OpenAdapter puts the adapters of a PEFT folder on the model and freezes it.
+// Every tensor of the folder must fit a layer of the model.
+func (m *Transformer) OpenAdapter(dir string) (*Adapted, error) {
+	ad, err := m.openAdapter(dir)
+	if err != nil {
+		return nil, fmt.Errorf("models: adapter %s: %w", dir, err)
+	}
+	return ad, nil
+}
+
+func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
+	c, err := readPEFT(dir)
+	if err != nil {
+		return nil, err
+	}
+	ck, err := checkpoint.Open(filepath.Join(dir, adapterWeightsName))
+	if err != nil {
+		return nil, err
+	}
+	defer ck.Close() // everything is copied
+	ad := &Adapted{Transformer: m, LoRA: LoRA{Rank: c.Rank, Alpha: c.Alpha}, Base: c.Base, adapters: map[string]adapter{}}
+	modules, err := m.linears()
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, module := range modules {
+		an, bn := adapterNames(module)
+		a, hasA := ck.Lookup(peftPrefix + an)
+		b, hasB := ck.Lookup(peftPrefix + bn)
+		known[peftPrefix+an], known[peftPrefix+bn] = true, true
+		if hasA != hasB {
+			return nil, fmt.Errorf("%s has one of lora_A and lora_B, must have both", module)
+		}
+		if !hasA {
+			continue
+		}
+		w := m.params.Get(module + ".weight")
+		if w == nil {
+			return nil, fmt.Errorf("%s has no weight: load the model first", module)
+		}
+		rank := a.Rows()
+		if want := [][]int{{rank, w.Type.Shape[1]}, {w.Type.Shape[0], rank}}; rank < 1 || !slices.Equal(a.Shape(), want[0]) || !slices.Equal(b.Shape(), want[1]) {
+			return nil, fmt.Errorf("%s: lora_A is %s and lora_B %s, must be [r,%d] and [%d,r] for a weight of %s",
+				module, graph.Dims(a.Shape()), graph.Dims(b.Shape()), w.Type.Shape[1], w.Type.Shape[0], w.Type.Dims())
+		}
+		x, err := ad.add(module, rank, c.scale(rank))
+		if err != nil {
+			return nil, err
+		}
+		if err := errors.Join(a.Float32(graph.Data[float32](x.a.Tensor())), b.Float32(graph.Data[float32](x.b.Tensor()))); err != nil {
+			return nil, err
+		}
+		x.a.Touch()
+		x.b.Touch()
+	}
+	var unexpected []string
+	for _, t := range ck.Tensors() {
+		if !known[t.Name()] {
+			unexpected = append(unexpected, t.Name())
+		}
+	}
+	switch {
+	case unexpected != nil:
+		return nil, fmt.Errorf("unexpected tensors: %s", strings.Join(unexpected, ", "))
+	case len(ad.order) == 0:
+		return nil, errors.New("it has no tensors for a layer of the model")
+	}
+	ad.LoRA.Targets = slices.Clone(ad.order)
+	m.freeze(ad.adapters)
+	return ad, nil
+}
