@@ -286,7 +286,11 @@ func packTransposed[T Float](dst, b []T, ldb, kc, cols, nr int) {
 			transposeBlocks(unsafe.Pointer(&dst[j]), nr*4, unsafe.Pointer(&b[j*ldb]), ldb*4, kc/edge)
 		}
 	}
-	for q := range kc {
+	from := 0 // the first row that is not done
+	if blockCols == nr {
+		from = blockK
+	}
+	for q := from; q < kc; q++ {
 		j0 := 0
 		if q < blockK {
 			j0 = blockCols
