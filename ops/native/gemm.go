@@ -19,7 +19,7 @@ const (
 	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
 	gemmSets     = 512         // rows of A that far apart fall on too few cache sets to be read where they lie
 	gemmPackCols = 64          // columns of B that one unit packs
-	gemmFew      = 4           // rows that are read where they lie, whatever their stride
+	gemmFew      = 4           // rows that are read where they lie, whatever their stride; the stream tile has as many
 	gemmSmall    = 1 << 17     // products below which one goroutine does it all
 )
 
@@ -185,14 +185,18 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		}
 		for j := j0; j < j1; j += nr {
 			cols := min(nr, j1-j)
-			b := panel
-			if g.packed != nil {
+			b, rsb := panel, nr
+			t.stream = g.packed == nil && g.streams(cols, kc)
+			switch {
+			case g.packed != nil:
 				b = g.packed[j*kc:]
-			} else {
+			case t.stream:
+				b, rsb = g.b[j*g.ldb+p:], g.ldb
+			default:
 				g.packB(panel, p, kc, j, cols, nr)
 			}
 			for i := i0; i < i1; {
-				rows := tileRows[T](i1 - i)
+				rows := t.rows(i1 - i)
 				var a []T
 				rsa, csa := gemmAStride, 1
 				switch {
@@ -203,7 +207,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 				default:
 					a = aPacked[(i-i0)*gemmAStride:]
 				}
-				t.run(rows, cols, a, rsa, csa, b, nr, i, j)
+				t.run(rows, cols, a, rsa, csa, b, rsb, i, j)
 				i += rows
 			}
 		}
@@ -315,8 +319,11 @@ func (g *gemmOperands[T]) serial() {
 			cols := min(nr, g.n-j)
 			var b []T
 			rsb := nr
+			t.stream = g.streams(cols, kc)
 			switch {
 			case kc == 0:
+			case t.stream:
+				b, rsb = g.b[j*g.ldb+p:], g.ldb
 			case g.transB || cols < nr && !tileMasks[T]():
 				if panel == nil {
 					panel = takeScratch[T](gemmKC * nr)
@@ -327,7 +334,7 @@ func (g *gemmOperands[T]) serial() {
 				b, rsb = g.b[p*g.ldb+j:], g.ldb
 			}
 			for i := 0; i < g.m; {
-				rows := tileRows[T](g.m - i)
+				rows := t.rows(g.m - i)
 				a, rsa, csa := g.rowsA(i, p, kc)
 				t.run(rows, cols, a, rsa, csa, b, rsb, i, j)
 				i += rows
@@ -346,6 +353,21 @@ type tilePass[T Float] struct {
 	alpha, beta T
 	s, c        []T
 	lds, ldc    int
+	stream      bool // B is stored [n,k] and not packed
+}
+
+// rows is the height of the next tile when left rows remain.
+func (t *tilePass[T]) rows(left int) int {
+	if t.stream {
+		return left
+	}
+	return tileRows[T](left)
+}
+
+// streams says that a panel of B is used where it lies: it is transposed and
+// has too few rows of A to pay for packing.
+func (g *gemmOperands[T]) streams(cols, kc int) bool {
+	return g.m <= gemmFew && g.transB && !g.transA && streamsTile[T](cols, kc)
 }
 
 // firstPass adds beta S; nextPass makes the following passes add to C.
@@ -373,7 +395,11 @@ func (t *tilePass[T]) run(rows, cols int, a []T, rsa, csa int, b []T, rsb, i, j 
 		args.s, args.lds = unsafe.Pointer(unsafe.SliceData(s)), t.lds*4
 		args.c, args.ldc = unsafe.Pointer(unsafe.SliceData(c)), t.ldc*4
 		args.alpha, args.beta = float32(t.alpha), float32(t.beta)
-		args.run()
+		if t.stream {
+			args.stream()
+		} else {
+			args.run()
+		}
 		return
 	}
 	tilePortable(rows, cols, t.k, a, rsa, csa, b, rsb, t.alpha, t.beta, s, t.lds, c, t.ldc)

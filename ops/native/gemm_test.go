@@ -100,7 +100,7 @@ type gemmCase struct{ m, n, k int }
 
 var gemmCases = []gemmCase{
 	{1, 1, 1}, {1, 33, 65}, {2, 16, 8}, {3, 31, 300}, {5, 7, 0}, {7, 100, 63}, {8, 257, 1000},
-	{12, 32, 256}, {13, 33, 257}, {49, 65, 63}, {64, 64, 64}, {100, 300, 513}, {97, 259, 511}, {0, 4, 4}, {4, 0, 4},
+	{2, 70, 288}, {3, 64, 512}, {4, 96, 272}, {12, 32, 256}, {13, 33, 257}, {49, 65, 63}, {64, 64, 64}, {100, 300, 513}, {97, 259, 511}, {0, 4, 4}, {4, 0, 4},
 }
 
 func transpose[T Float](x []T, rows, cols int) []T {
@@ -205,7 +205,7 @@ func TestGemmRowsDoNotDependOnTheBatch(t *testing.T) {
 		x, w := normals[float32](r, m*k), normals[float32](r, n*k)
 		all := make([]float32, m*n)
 		Gemm(false, true, m, n, k, 1, x, k, w, k, 0, all, n)
-		for _, rows := range []int{1, 3, 8, 13, 60} {
+		for _, rows := range []int{1, 2, 3, 4, 8, 13, 60} {
 			part := make([]float32, rows*n)
 			Gemm(false, true, rows, n, k, 1, x[20*k:], k, w, k, 0, part, n)
 			requireSameBits(t, all[20*n:][:rows*n], part)

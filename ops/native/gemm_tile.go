@@ -88,6 +88,12 @@ func packsColumns[T Float]() bool {
 	return unsafe.Sizeof(z) == 4 && gemmKernel == avx512Kernel
 }
 
+// streamsTile says that there is a tile for gemmFew rows and a B stored [n,k].
+func streamsTile[T Float](cols, kc int) bool {
+	var z T
+	return unsafe.Sizeof(z) == 4 && gemmKernel == avx512Kernel && cols == 32 && kc > 0 && kc%16 == 0
+}
+
 // tileMasks says that a tile reads no column of B beyond cols.
 func tileMasks[T Float]() bool {
 	var z T

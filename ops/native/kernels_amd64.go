@@ -87,3 +87,9 @@ func packColumnsAVX512(dst unsafe.Pointer, panel int, src unsafe.Pointer, lds, k
 func packColumns(dst, src unsafe.Pointer, lds, k int) {
 	packColumnsAVX512(dst, k*12*4, src, lds, k)
 }
+
+//go:noescape
+func streamAVX512(t *tileArgs)
+
+// stream runs the tile for few rows on a B stored [n,k].
+func (t *tileArgs) stream() { streamAVX512(t) }

@@ -38,3 +38,5 @@ func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {}
 func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {}
 
 func vecMax(x *float32, n int) float32 { return *x }
+
+func (t *tileArgs) stream() {}
