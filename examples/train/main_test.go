@@ -250,12 +250,14 @@ func TestConfigAndStartFromAModel(t *testing.T) {
 		require.EqualError(t, err, want)
 	}
 	for text, want := range map[string]string{
-		`{"trian": {}}`:                `-config: ` + config + `: json: unknown field "trian"`,
-		`{"train": {"steps": "many"}}`: `-config: ` + config + `: json: cannot unmarshal string`,
-		`{} {}`:                        `-config: ` + config + `: must end after one object`,
-		`{"train": {"beta1": 2}}`:      `-config: beta1: must be in [0,1), got 2`,
-		`{"order": "backwards"}`:       `-config: order: must be random or epochs, got backwards`,
-		`{"model": {"vocab": 50}}`:     `token 0 is 97, the model's vocabulary has 50 ids, 0 to 49`,
+		`{"trian": {}}`:                 `-config: ` + config + `: json: unknown field "trian"`,
+		`{"train": {"steps": "many"}}`:  `-config: ` + config + `: json: cannot unmarshal string`,
+		`{} {}`:                         `-config: ` + config + `: must end after one object`,
+		`{"train": {"beta1": 2}}`:       `-config: beta1: must be in [0,1), got 2`,
+		`{"order": "backwards"}`:        `-config: order: must be random or epochs, got backwards`,
+		`{"model": {"norm_eps": 0}}`:    `-config: model.norm_eps: must be above 0, got 0`,
+		`{"model": {"rope_theta": -1}}`: `-config: model.rope_theta: must be above 0, got -1`,
+		`{"model": {"vocab": 50}}`:      `token 0 is 97, the model's vocabulary has 50 ids, 0 to 49`,
 	} {
 		write(text)
 		_, _, err = call(t, tiny(textFile(t), "-config", config, "-out", filepath.Join(dir, "fourth"))...)

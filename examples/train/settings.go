@@ -41,11 +41,14 @@ type shape struct {
 	KVHeads int  `json:"kv_heads"`
 	FFN     int  `json:"ffn"`
 	Tied    bool `json:"tied"`
+
+	NormEps   float64 `json:"norm_eps"`
+	RopeTheta float64 `json:"rope_theta"`
 }
 
 func defaults() settings {
 	return settings{
-		Model:      shape{Vocab: 256, Layers: 4, Dim: 256, Heads: 4},
+		Model:      shape{Vocab: 256, Layers: 4, Dim: 256, Heads: 4, NormEps: 1e-5, RopeTheta: 1e4},
 		Train:      train.Defaults(),
 		Order:      train.Random,
 		Validation: 0.1,
@@ -211,6 +214,10 @@ func (s *settings) complete() error {
 		return fmt.Errorf("-dim: must be an even number for each of the %d -heads, got %d", m.Heads, m.Dim/m.Heads)
 	case m.Heads%m.KVHeads != 0:
 		return fmt.Errorf("-kv-heads: must divide -heads %d, got %d", m.Heads, m.KVHeads)
+	case !(m.NormEps > 0):
+		return fmt.Errorf("-config: model.norm_eps: must be above 0, got %g", m.NormEps)
+	case !(m.RopeTheta > 0):
+		return fmt.Errorf("-config: model.rope_theta: must be above 0, got %g", m.RopeTheta)
 	case s.Workers < 0:
 		return fmt.Errorf("-workers: must be 0 or more, got %d", s.Workers)
 	}
@@ -282,6 +289,6 @@ func (s settings) config() models.Config {
 	return models.Config{
 		Type: "llama", Vocab: m.Vocab, Hidden: m.Dim, FFN: m.FFN, Layers: m.Layers,
 		Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.Dim / m.Heads,
-		Context: s.Train.Context, NormEps: 1e-5, RopeTheta: 1e4, Tied: m.Tied,
+		Context: s.Train.Context, NormEps: m.NormEps, RopeTheta: m.RopeTheta, Tied: m.Tied,
 	}
 }
