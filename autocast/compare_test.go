@@ -46,7 +46,7 @@ func TestBF16KeepsTheGraph(t *testing.T) {
 	}
 	fp8, _, err := autocast.FP8(lossGraph(t, newModel(t, tiny)), autocast.Options{Filter: autocast.Filter{Include: []string{"*.mlp.*"}}})
 	require.NoError(t, err)
-	both, report, err := autocast.BF16(fp8, autocast.Filter{})
+	both, _, err := autocast.BF16(fp8, autocast.Filter{})
 	require.NoError(t, err)
 	require.NoError(t, graph.Verify(both))
 	count := map[string]int{}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -171,5 +172,71 @@ func TestStoredWeightsTakeAQuarter(t *testing.T) {
 		"autocast: StoreFP8: model.norm.weight must be a float weight [N,K] with a value, it is float32[128]": {"model.norm.weight"},
 	} {
 		require.EqualError(t, autocast.StoreFP8(m.Params(), names), want)
+	}
+}
+
+// TestNarrowModelsTakePart: weights stored as bf16 are quantised as their wide
+// values are, and training passes leave them alone.
+func TestNarrowModelsTakePart(t *testing.T) {
+	narrow, wide := newModel(t, tiny), newModel(t, tiny)
+	for _, p := range narrow.Params().All() {
+		if p.Type.Rank() != 2 || !strings.Contains(p.Name, "_proj.weight") {
+			continue
+		}
+		q := wide.Params().Get(p.Name)
+		codes := make([]dtype.BF16, p.Type.Size())
+		dtype.FromFloat32(codes, graph.Data[float32](p.Tensor()))
+		dtype.ToFloat32(graph.Data[float32](q.Tensor()), codes)
+		raw := graph.NewTensor(graph.T(dtype.BFloat16, p.Type.Shape...))
+		copy(graph.Data[dtype.BF16](raw), codes)
+		require.NoError(t, p.Store(dtype.BFloat16, raw.Bytes()))
+		q.Touch()
+	}
+	tokens := feeds(tiny, 0)["tokens"].([]int32)
+	for _, a := range []autocast.Activations{autocast.Exact, autocast.PerRow} {
+		var got [2][]float32
+		for i, m := range []*models.Transformer{narrow, wide} {
+			b, report, err := autocast.FP8Inference(logitsGraph(t, m, 2), autocast.InferenceOptions{Activations: a, Filter: small})
+			require.NoError(t, err)
+			require.Len(t, report.Cast(), 14)
+			got[i] = logits(t, b, tokens)
+		}
+		require.Equal(t, got[1], got[0])
+	}
+	_, report, err := autocast.FP8(logitsGraph(t, narrow, 2), autocast.Options{Filter: small})
+	require.NoError(t, err)
+	require.Empty(t, report.Cast())
+	require.Equal(t, "the weight is stored as bfloat16", report.Linears[0].Reason)
+	_, report, err = autocast.BF16(logitsGraph(t, narrow, 2), autocast.Filter{})
+	require.NoError(t, err)
+	require.Equal(t, []string{"lm_head.weight"}, report.Cast())
+	require.NoError(t, autocast.StoreFP8(narrow.Params(), []string{"model.layers.0.mlp.up_proj.weight"}))
+}
+
+// TestSessionsShareQuantisedWeights: executors on several goroutines, one copy
+// of the codes.
+func TestSessionsShareQuantisedWeights(t *testing.T) {
+	m := newModel(t, tiny)
+	tokens := feeds(tiny, 0)["tokens"].([]int32)
+	var builders []*graph.Builder
+	for i := range 6 {
+		b := logitsGraph(t, m, 2)
+		var err error
+		if i%2 == 0 {
+			b, _, err = autocast.FP8(b, autocast.Options{Filter: small})
+		} else {
+			b, _, err = autocast.FP8Inference(b, autocast.InferenceOptions{Activations: autocast.PerRow, Filter: small})
+		}
+		require.NoError(t, err)
+		builders = append(builders, b)
+	}
+	got := make([][]float32, len(builders))
+	var wg sync.WaitGroup
+	for i, b := range builders {
+		wg.Go(func() { got[i] = logits(t, b, tokens) })
+	}
+	wg.Wait()
+	for i := range got {
+		require.Equal(t, got[i%2], got[i])
 	}
 }

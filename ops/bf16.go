@@ -64,8 +64,14 @@ func BF16LinearAs(label string, x, w *graph.Node, bias ...*graph.Node) *graph.No
 // Name is "bf16_linear".
 func (BF16LinearOp) Name() string { return "bf16_linear" }
 
-// Infer requires the shapes of a linear.
-func (BF16LinearOp) Infer(in []graph.Type) ([]graph.Type, error) { return LinearOp{}.Infer(in) }
+// Infer requires the shapes of a linear, and a weight of the type of x.
+func (BF16LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	y, err := LinearOp{}.Infer(in)
+	if err == nil {
+		err = alike(in[0], []string{"w"}, in[1])
+	}
+	return y, err
+}
 
 func bf16Linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
