@@ -1,0 +1,155 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+)
+
+// Pages names a KV cache in pages: the pool [pages,PageSize,Hk,D] and the page table on the device.
+type Pages struct {
+	PageSize    int
+	Indptr      Pointer // int32 [B+1], prefix sums of pages
+	Indices     Pointer // int32, page ids
+	LastPageLen Pointer // int32 [B]
+}
+
+// AttentionDecode launches out[B,Hq,D] = attention of one query token a request over its cache, the split over the cache
+// and the merge included. The cache is dense (K, V [B,L,Hk,D] by strides, Lengths) or paged (K, V are pools, Pages).
+// With NewK and NewV [B,Hk,D] the last token of each paged request comes from there and is written to its page.
+type AttentionDecode struct {
+	Type                       DType
+	B, Hq, Hk, D               int
+	Out, Q, K, V               Pointer
+	LSE                        Pointer // optional, f32 [B,Hq], natural log
+	Lengths                    Pointer // dense: int32 [B]
+	RequestStride, TokenStride int64   // dense, elements; zero means packed for MaxLength
+	Pages                      *Pages
+	MaxLength                  int // no request is longer; bounds grid and scratch
+	Mask                       Pointer
+	MaskStride                 int64   // bool [B,MaskStride], nonzero keeps; optional
+	NewK, NewV                 Pointer // optional
+	Sinks                      Pointer // optional, f32 [Hq]
+	Window                     int     // tokens seen besides the own one; negative: all
+	Softcap                    float32 // 0: none
+	Scale                      float32 // 0: 1/sqrt(D)
+	Scratch                    Pointer // ScratchBytes
+}
+
+// attentionDims are the head dims that attention kernels exist for.
+var attentionDims = map[int]bool{32: true, 64: true, 96: true, 128: true, 192: true, 256: true}
+
+// decodeStages is the depth of the ring of a warp, by head dim.
+var decodeStages = map[int]int{32: 4, 64: 4, 96: 3, 128: 2, 192: 2, 256: 2}
+
+func (a AttentionDecode) shape() (tiles, rows, splits int) {
+	group := a.Hq / max(1, a.Hk)
+	return ceilDiv(group, 8), min(group, 8), max(16, ceilDiv(a.MaxLength, 1024))
+}
+
+// ScratchBytes is what Scratch must hold.
+func (a AttentionDecode) ScratchBytes() int64 {
+	tiles, rows, splits := a.shape()
+	return int64(a.B) * int64(splits) * int64(a.Hk*tiles*rows*(a.D+4)) * 4
+}
+
+// Launch queues the kernel.
+func (a AttentionDecode) Launch(q Queue) error {
+	const op = "attention decode"
+	if err := checkHeads(op, a.Type, a.Hq, a.Hk, a.D); err != nil {
+		return err
+	}
+	if a.B < 0 || a.MaxLength < 1 {
+		return fmt.Errorf("%s: B >= 0 and a longest length >= 1 are required, got B %d, longest %d", op, a.B, a.MaxLength)
+	}
+	if a.B > 1024 {
+		return unsupported(op, "B %d: the work map in shared memory holds up to 1024 requests", a.B)
+	}
+	if (a.Pages == nil) == a.Lengths.IsNil() {
+		return fmt.Errorf("%s: either lengths (dense) or pages are required", op)
+	}
+	if a.NewK.IsNil() != a.NewV.IsNil() || !a.NewK.IsNil() && a.Pages == nil {
+		return fmt.Errorf("%s: new k and new v go together, with pages; got new k %v, new v %v", op, a.NewK, a.NewV)
+	}
+	if err := aligned16(op, Arg{"q", a.Q}, Arg{"k", a.K}, Arg{"v", a.V}, Arg{"new k", a.NewK}, Arg{"new v", a.NewV}); err != nil {
+		return err
+	}
+	if a.B == 0 {
+		return nil
+	}
+	if a.Scratch.IsNil() {
+		return fmt.Errorf("%s: %d bytes of scratch are required", op, a.ScratchBytes())
+	}
+	kind, merge, pages, log2 := "dense", "dense", Pages{}, 0
+	if a.Pages != nil {
+		kind, merge, pages = "paged", "paged", *a.Pages
+		if pages.PageSize < 16 {
+			kind = "gather"
+		}
+		var err error
+		if log2, err = pageLog2(op, pages.PageSize); err != nil {
+			return err
+		}
+	}
+	if a.TokenStride == 0 {
+		a.TokenStride = int64(a.Hk * a.D)
+	}
+	if a.RequestStride == 0 {
+		a.RequestStride = a.TokenStride * int64(a.MaxLength)
+	}
+	if a.TokenStride%8 != 0 || a.RequestStride%8 != 0 {
+		return fmt.Errorf("%s: strides must be multiples of 8 elements, got token %d, request %d", op, a.TokenStride, a.RequestStride)
+	}
+	if a.Scale == 0 {
+		a.Scale = float32(1 / math.Sqrt(float64(a.D)))
+	}
+	if a.Window < 0 {
+		a.Window = -1
+	}
+	tiles, rows, splits := a.shape()
+	line := 2 * a.D
+	if a.D == 96 || a.D == 192 {
+		line += 16
+	}
+	shared := decodeStages[a.D]*4*2*16*line + 4*rows*(a.D+4)*4 + (3*a.B+2)*4
+	perSM := max(1, min(3, q.Target().SharedSM/(shared+1024)))
+	grid := min(q.Target().SMs*perSM, a.B*splits*a.Hk*tiles)
+	args := []Arg{
+		{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}, {"lengths", a.Lengths}, {"page_indptr", pages.Indptr}, {"page_indices", pages.Indices},
+		{"last_page_len", pages.LastPageLen}, {"mask", a.Mask}, {"new_k", a.NewK}, {"new_v", a.NewV}, {"sinks", a.Sinks}, {"scratch", a.Scratch},
+		{"request_stride", a.RequestStride}, {"token_stride", a.TokenStride}, {"head_stride", int64(a.D)}, {"mask_stride", a.MaskStride},
+		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)},
+		{"scale", a.Scale}, {"softcap", a.Softcap}}
+	overlap := q.Target().Hopper()
+	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Args: args}); err != nil {
+		return err
+	}
+	if a.MaxLength <= 64 {
+		return nil // one split
+	}
+	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_merge_%s_%v_%d", merge, a.Type, a.D), Grid: [3]int{a.Hq, a.B, 1}, Block: a.D, Overlap: overlap, Args: args})
+}
+
+func checkHeads(op string, t DType, hq, hk, d int) error {
+	switch {
+	case hq < 1 || hk < 1:
+		return fmt.Errorf("%s: heads >= 1 are required, got Hq %d, Hk %d", op, hq, hk)
+	case hq%hk != 0:
+		return fmt.Errorf("%s: q has %d heads, not a multiple of k's %d", op, hq, hk)
+	case hq/hk > 128:
+		return unsupported(op, "%d query heads a kv head: up to 128", hq/hk)
+	case t == F32:
+		return unsupported(op, "f32: kernels exist for bf16 and f16")
+	case !attentionDims[d]:
+		return unsupported(op, "head dim %d: kernels exist for 32, 64, 96, 128, 192 and 256", d)
+	}
+	return nil
+}
+
+func pageLog2(op string, size int) (int, error) {
+	for log2 := range 9 {
+		if size == 1<<log2 {
+			return log2, nil
+		}
+	}
+	return 0, fmt.Errorf("%s: page size %d: a power of two from 1 to 256 is required", op, size)
+}

@@ -1,0 +1,297 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// oracle is plain attention of one query row over the keys that keep says, in float64.
+func oracle(q []float64, key, value func(j int) []float64, n, dv int, keep func(j int) bool, scale, softcap float64, sink *float64) (out []float64, lse float64) {
+	out = make([]float64, dv)
+	score := make([]float64, n)
+	top := math.Inf(-1)
+	for j := range n {
+		if !keep(j) {
+			continue
+		}
+		for i, v := range key(j) {
+			score[j] += q[i] * v
+		}
+		score[j] *= scale
+		if softcap > 0 {
+			score[j] = softcap * math.Tanh(score[j]/softcap)
+		}
+		top = math.Max(top, score[j])
+	}
+	if sink != nil {
+		top = math.Max(top, *sink)
+	}
+	if math.IsInf(top, -1) {
+		return out, top
+	}
+	var sum float64
+	if sink != nil {
+		sum = math.Exp(*sink - top)
+	}
+	for j := range n {
+		if !keep(j) {
+			continue
+		}
+		p := math.Exp(score[j] - top)
+		sum += p
+		for i, v := range value(j) {
+			out[i] += p * v
+		}
+	}
+	for i := range out {
+		out[i] /= sum
+	}
+	return out, top + math.Log(sum)
+}
+
+type decodeCase struct {
+	lengths                    []int
+	hq, hk, d, page            int // page 0: dense
+	mask, sinks, append, empty bool
+	window                     int
+	softcap                    float64
+}
+
+var decodeCases = []decodeCase{
+	{lengths: []int{1}, hq: 1, hk: 1, d: 64, window: -1},
+	{lengths: []int{63, 0, 65, 1000}, hq: 8, hk: 2, d: 128, window: -1},
+	{lengths: []int{63, 0, 65, 1000}, hq: 8, hk: 2, d: 128, page: 16, window: -1},
+	{lengths: []int{17, 300, 1}, hq: 4, hk: 4, d: 128, page: 1, window: -1, append: true},
+	{lengths: []int{64, 129, 32}, hq: 8, hk: 2, d: 64, page: 32, window: -1, append: true, sinks: true},
+	{lengths: []int{500, 40}, hq: 40, hk: 1, d: 128, page: 64, window: -1},
+	{lengths: []int{500, 40}, hq: 128, hk: 1, d: 32, window: -1, softcap: 5},
+	{lengths: []int{700, 90}, hq: 6, hk: 2, d: 96, page: 256, window: 64},
+	{lengths: []int{200, 333}, hq: 4, hk: 2, d: 192, window: -1, mask: true, sinks: true},
+	{lengths: []int{1500, 3}, hq: 16, hk: 4, d: 256, page: 16, window: 1000, softcap: 30},
+	{lengths: []int{256, 70}, hq: 8, hk: 1, d: 256, window: -1, mask: true},
+	{lengths: []int{20000}, hq: 4, hk: 1, d: 128, page: 16, window: -1},
+}
+
+func TestDeviceAttentionDecode(t *testing.T) {
+	for _, dt := range []DType{BF16, F16} {
+		for _, c := range decodeCases {
+			t.Run(fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testDecode(t, dt, c) })
+		}
+	}
+}
+
+// paged spreads requests over a pool of shuffled pages; untouched memory of the pool is NaN.
+type paged struct {
+	indptr, indices, last []int
+	pages                 int
+}
+
+func shuffledPages(r *rand.Rand, lengths []int, page int) paged {
+	p := paged{indptr: []int{0}}
+	for _, n := range lengths {
+		pages := ceilDiv(n, page)
+		p.pages += pages
+		p.indptr = append(p.indptr, p.pages)
+		last := 0
+		if n > 0 {
+			last = (n-1)%page + 1
+		}
+		p.last = append(p.last, last)
+	}
+	p.pages++
+	p.indices = r.Perm(p.pages)[:p.pages-1]
+	return p
+}
+
+func (p paged) slot(b, j, page int) int { return p.indices[p.indptr[b]+j/page]*page + j%page }
+
+func testDecode(t *testing.T, dt DType, c decodeCase) {
+	b := newBench(t)
+	r := rand.New(rand.NewPCG(8, uint64(c.d*c.hq)))
+	B, longest := len(c.lengths), 1
+	for _, n := range c.lengths {
+		longest = max(longest, n)
+	}
+	width := c.hk * c.d
+	q := normal(r, dt, B*c.hq*c.d, 1)
+	ks, vs := normal(r, dt, B*longest*width, 1), normal(r, dt, B*longest*width, 1) // [B,longest,Hk,D]
+	nan := math.NaN()
+	a := AttentionDecode{Type: dt, B: B, Hq: c.hq, Hk: c.hk, D: c.d, Q: b.put(dt, q), Out: b.out(dt, B*c.hq*c.d), LSE: b.out(F32, B*c.hq), MaxLength: longest, Window: c.window, Softcap: float32(c.softcap)}
+	var pool, poolV []float64
+	var pages paged
+	if c.page > 0 {
+		pages = shuffledPages(r, c.lengths, c.page)
+		pool, poolV = make([]float64, pages.pages*c.page*width), make([]float64, pages.pages*c.page*width)
+		for i := range pool {
+			pool[i], poolV[i] = nan, nan
+		}
+		for i, n := range c.lengths {
+			for j := range n {
+				if c.append && j == n-1 {
+					continue
+				}
+				copy(pool[pages.slot(i, j, c.page)*width:], ks[(i*longest+j)*width:][:width])
+				copy(poolV[pages.slot(i, j, c.page)*width:], vs[(i*longest+j)*width:][:width])
+			}
+		}
+		a.K, a.V = b.put(dt, pool), b.put(dt, poolV)
+		a.Pages = &Pages{PageSize: c.page, Indptr: b.ints(pages.indptr...), Indices: b.ints(append(pages.indices, 0)...), LastPageLen: b.ints(pages.last...)}
+	}
+	if c.append {
+		var nk, nv []float64
+		for i, n := range c.lengths {
+			nk = append(nk, ks[(i*longest+n-1)*width:][:width]...)
+			nv = append(nv, vs[(i*longest+n-1)*width:][:width]...)
+		}
+		a.NewK, a.NewV = b.put(dt, nk), b.put(dt, nv)
+	}
+	keepMask := make([]bool, B*longest)
+	for i := range keepMask {
+		keepMask[i] = !c.mask || r.IntN(3) > 0
+	}
+	if c.page == 0 {
+		k, v := append([]float64(nil), ks...), append([]float64(nil), vs...)
+		for i := range B {
+			for j := range longest {
+				if j >= c.lengths[i] || !keepMask[i*longest+j] {
+					for e := range width {
+						k[(i*longest+j)*width+e], v[(i*longest+j)*width+e] = nan, nan
+					}
+				}
+			}
+		}
+		a.K, a.V, a.Lengths = b.put(dt, k), b.put(dt, v), b.ints(c.lengths...)
+	}
+	if c.mask {
+		m := make([]byte, B*longest)
+		for i, keep := range keepMask {
+			if keep {
+				m[i] = 1
+			}
+		}
+		a.Mask, a.MaskStride = b.alloc(len(m)).Pointer, int64(longest)
+		require.NoError(t, b.d.Upload(a.Mask, m))
+	}
+	sinks := normal(r, F32, c.hq, 1)
+	if c.sinks {
+		a.Sinks = b.put(F32, sinks)
+	}
+	b.decodeScratch(&a)
+	b.run(a)
+	var want, wantLSE []float64
+	for i, n := range c.lengths {
+		for h := range c.hq {
+			var sink *float64
+			if c.sinks {
+				sink = &sinks[h]
+			}
+			at := func(x []float64) func(int) []float64 {
+				return func(j int) []float64 { return x[(i*longest+j)*width+h/(c.hq/c.hk)*c.d:][:c.d] }
+			}
+			o, l := oracle(q[(i*c.hq+h)*c.d:][:c.d], at(ks), at(vs), n, c.d, func(j int) bool {
+				return keepMask[i*longest+j] && (c.window < 0 || j >= n-1-c.window)
+			}, 1/math.Sqrt(float64(c.d)), c.softcap, sink)
+			want, wantLSE = append(want, o...), append(wantLSE, l)
+		}
+	}
+	got := b.get(dt, a.Out, len(want))
+	near(t, dt, 2, want, got) // rounding of p and of the result: measured below 1.1
+	near(t, F32, 60, wantLSE, b.get(F32, a.LSE, len(wantLSE)))
+	b.run(a)
+	require.Equal(t, got, b.get(dt, a.Out, len(want)), "a second run has other bits")
+	if c.append {
+		gotK, gotV := b.get(dt, a.K, len(pool)), b.get(dt, a.V, len(pool))
+		for i, n := range c.lengths {
+			s := pages.slot(i, n-1, c.page) * width
+			require.Equal(t, ks[(i*longest+n-1)*width:][:width], gotK[s:s+width])
+			require.Equal(t, vs[(i*longest+n-1)*width:][:width], gotV[s:s+width])
+		}
+	}
+	if c.page == 0 && !c.mask && B > 1 { // the last request alone has the bits that it had in the batch
+		one := a
+		one.B, one.Out, one.LSE = 1, b.out(dt, c.hq*c.d), Pointer{}
+		one.Q, one.Lengths = a.Q.At(int64((B-1)*c.hq*c.d*2)), a.Lengths.At(int64(4*(B-1)))
+		shift := int64((B-1)*longest*width) * 2
+		one.K, one.V = a.K.At(shift), a.V.At(shift)
+		b.run(one)
+		require.Equal(t, got[(B-1)*c.hq*c.d:], b.get(dt, one.Out, c.hq*c.d), "alone it has other bits than in the batch")
+	}
+}
+
+func (b *bench) decodeScratch(a *AttentionDecode) {
+	a.Scratch = b.alloc(int(a.ScratchBytes())).Pointer
+}
+
+func TestDeviceSpeedDecode(t *testing.T) {
+	speed(t)
+	b := newBench(t)
+	r := rand.New(rand.NewPCG(9, 9))
+	kv := func(n int) (k, v Pointer) { return b.random(BF16, n, 1), b.random(BF16, n, 1) }
+	for _, c := range []struct{ b, n, hq, hk, d int }{{1, 512, 32, 8, 128}, {1, 4096, 32, 8, 128}, {1, 32768, 32, 8, 128}, {16, 4096, 32, 8, 128}, {64, 4096, 32, 8, 128}, {128, 8192, 32, 8, 128}, {64, 4096, 16, 4, 256}, {64, 4096, 32, 8, 64}} {
+		per := c.b * c.n * c.hk * c.d
+		sets := max(1, min(8, int(3e8)/(4*per)+1))
+		k, v := kv(sets * per)
+		lengths := make([]int, c.b)
+		for i := range lengths {
+			lengths[i] = c.n
+		}
+		a := AttentionDecode{Type: BF16, B: c.b, Hq: c.hq, Hk: c.hk, D: c.d, Q: b.random(BF16, c.b*c.hq*c.d, 1), Out: b.out(BF16, c.b*c.hq*c.d), Lengths: b.ints(lengths...), MaxLength: c.n, Window: -1}
+		b.decodeScratch(&a)
+		us := clock(t, b.d, 20, func(q Queue, i int) error {
+			a.K, a.V = k.At(int64(i%sets*per)*2), v.At(int64(i%sets*per)*2)
+			return a.Launch(q)
+		})
+		row(t, "decode dense", fmt.Sprintf("B%d kv%d Hq%d Hk%d D%d", c.b, c.n, c.hq, c.hk, c.d), us, 4*float64(c.b*c.n*c.hq*c.d), 4*float64(per))
+		b.freeAll()
+	}
+	skew := make([]int, 32)
+	for i := range skew {
+		skew[i] = 512
+	}
+	skew[7] = 32768
+	same := func(b, n int) []int {
+		x := make([]int, b)
+		for i := range x {
+			x[i] = n
+		}
+		return x
+	}
+	for _, c := range []struct {
+		lengths []int
+		page    int
+	}{{same(1, 4096), 16}, {same(1, 32768), 16}, {same(16, 4096), 1}, {same(16, 4096), 16}, {same(16, 4096), 64}, {same(64, 4096), 1}, {same(64, 4096), 16}, {skew, 16}} {
+		total, longest := 0, 0
+		for _, n := range c.lengths {
+			total += n
+			longest = max(longest, n)
+		}
+		const hq, hk, d = 32, 8, 128
+		p := shuffledPages(r, c.lengths, c.page)
+		per := p.pages * c.page * hk * d
+		sets := max(1, min(8, int(3e8)/(4*per)+1))
+		k, v := kv(sets * per)
+		a := AttentionDecode{Type: BF16, B: len(c.lengths), Hq: hq, Hk: hk, D: d, Q: b.random(BF16, len(c.lengths)*hq*d, 1), Out: b.out(BF16, len(c.lengths)*hq*d), MaxLength: longest, Window: -1,
+			Pages: &Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(p.indices...), LastPageLen: b.ints(p.last...)}}
+		b.decodeScratch(&a)
+		us := clock(t, b.d, 20, func(q Queue, i int) error {
+			a.K, a.V = k.At(int64(i%sets*per)*2), v.At(int64(i%sets*per)*2)
+			return a.Launch(q)
+		})
+		row(t, "decode paged", fmt.Sprintf("B%d tokens %d longest %d page %d", len(c.lengths), total, longest, c.page), us, 4*float64(total*hq*d), 4*float64(total*hk*d))
+		b.freeAll()
+	}
+}
+
+// freeAll gives back what the bench holds before its end.
+func (b *bench) freeAll() {
+	for _, x := range b.all {
+		require.NoError(b.t, x.Free())
+	}
+	b.all = nil
+}

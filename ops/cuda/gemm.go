@@ -1,0 +1,170 @@
+package cuda
+
+import "fmt"
+
+// Gemm launches y[M,N] = x[M,K] w[N,K]^T, + bias[N], + residual[M,N]. With SwiGLU, w is [2N,K] and
+// y = silu(x w1^T) * (x w2^T) of its two halves. Strides are of rows, in elements; zero means packed. W holds weights: the
+// launch in front must not write it, since the streaming kernel starts to read it before that one ends.
+type Gemm struct {
+	Type             DType
+	M, N, K          int
+	Y, X, W          Pointer
+	XStride, WStride int64
+	YStride          int64
+	Bias             Pointer // optional
+	Residual         Pointer // optional, may be Y
+	ResidualStride   int64
+	SwiGLU           bool
+	F32Out           bool    // y is f32
+	Scratch          Pointer // ScratchBytes, needed when that is not zero
+	Flags            Pointer // FlagBytes, zeroed once; every launch leaves zeros
+}
+
+// streamColumns is the widest batch of the weight-streaming kernel.
+const streamColumns = 64
+
+// ScratchBytes is what Scratch and Flags must hold for a launch of this shape on a GPU.
+func (g Gemm) ScratchBytes(gpu Target) (scratch, flags int64) {
+	if !gpu.Hopper() || g.M > streamColumns || g.Type == F32 {
+		return 0, 0
+	}
+	return int64(gpu.SMs) * 256 * int64(g.columns()) * 4, int64(gpu.SMs) * 4
+}
+
+func (g Gemm) columns() int {
+	columns := 8
+	for columns < g.M {
+		columns *= 2
+	}
+	return columns
+}
+
+// Launch queues the kernel.
+func (g Gemm) Launch(q Queue) error {
+	const op = "gemm"
+	if g.M < 0 || g.N < 1 || g.K < 1 {
+		return fmt.Errorf("%s: M >= 0, N >= 1 and K >= 1 are required, got M %d, N %d, K %d", op, g.M, g.N, g.K)
+	}
+	for _, s := range []struct {
+		name   string
+		stride *int64
+		packed int
+	}{{"x", &g.XStride, g.K}, {"w", &g.WStride, g.K}, {"y", &g.YStride, g.N}, {"residual", &g.ResidualStride, g.N}} {
+		if *s.stride == 0 {
+			*s.stride = int64(s.packed)
+		}
+		if *s.stride < int64(s.packed) {
+			return fmt.Errorf("%s: row stride %d of %s is below its %d columns", op, *s.stride, s.name, s.packed)
+		}
+	}
+	if g.SwiGLU && (!g.Bias.IsNil() || !g.Residual.IsNil()) {
+		return unsupported(op, "SwiGLU together with a bias or a residual")
+	}
+	if g.M == 0 {
+		return nil
+	}
+	size := int64(g.Type.Size())
+	if g.K%8 != 0 || g.XStride*size%16 != 0 || g.WStride*size%16 != 0 || g.X.Addr%16 != 0 || g.W.Addr%16 != 0 {
+		return unsupported(op, "K %d, row strides %d and %d: rows of x and w must be multiples of 8 elements at addresses aligned to 16 bytes", g.K, g.XStride, g.WStride)
+	}
+	gpu := q.Target()
+	if g.Type == F32 || !gpu.Hopper() {
+		return g.portable(q)
+	}
+	if g.M <= streamColumns {
+		return g.stream(q)
+	}
+	return g.tiled(q)
+}
+
+func (g Gemm) rows() int {
+	if g.SwiGLU {
+		return 2 * g.N
+	}
+	return g.N
+}
+
+func (g Gemm) maps(xBox, wBox int) (x, w TensorMap) {
+	size := uint64(g.Type.Size())
+	x = TensorMap{Base: g.X, Type: g.Type, Dims: []uint64{uint64(g.K), uint64(g.M)}, Strides: []uint64{uint64(g.XStride) * size}, Box: []uint32{64, uint32(xBox)}, Swizzle: 128}
+	w = TensorMap{Base: g.W, Type: g.Type, Dims: []uint64{uint64(g.K), uint64(g.rows())}, Strides: []uint64{uint64(g.WStride) * size}, Box: []uint32{64, uint32(wBox)}, Swizzle: 128}
+	return x, w
+}
+
+func (g Gemm) f32Flag() int32 {
+	if g.F32Out {
+		return 1
+	}
+	return 0
+}
+
+// tiled is the wgmma kernel for many rows. Of its two tile widths the one whose last wave wastes less wins; the narrow
+// one is charged for its lower speed.
+func (g Gemm) tiled(q Queue) error {
+	gpu := q.Target()
+	out := 256
+	if g.SwiGLU {
+		out = 128
+	}
+	wide := ceilDiv(ceilDiv(g.M, 256)*ceilDiv(g.N, out), gpu.SMs/2) * 256
+	narrow := ceilDiv(ceilDiv(g.M, 128)*ceilDiv(g.N, out/2), gpu.SMs) * 128 * 5 / 4
+	name, width, cluster, stages := "256_pair", 256, 2, 4
+	if narrow < wide {
+		name, width, cluster, stages = "128", 128, 1, 6
+	}
+	if g.SwiGLU {
+		name += "_swiglu"
+	}
+	x, w := g.maps(128, width/2)
+	return q.Launch(Launch{Kernel: fmt.Sprintf("gemm_sm90_%v_%s", g.Type, name), Grid: [3]int{gpu.SMs / cluster * cluster, 1, 1}, Block: 384, Cluster: cluster,
+		Shared: stages*(128+width)*128 + 1024, Overlap: true, Args: []Arg{
+			{"x", x}, {"w", w}, {"y", g.Y}, {"bias", g.Bias}, {"residual", g.Residual}, {"y_stride", g.YStride}, {"residual_stride", g.ResidualStride},
+			{"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", g.f32Flag()}}})
+}
+
+// stream is the kernel that reads the weights once, for few rows.
+func (g Gemm) stream(q Queue) error {
+	gpu := q.Target()
+	if g.Scratch.IsNil() || g.Flags.IsNil() {
+		scratch, flags := g.ScratchBytes(gpu)
+		return fmt.Errorf("gemm: M %d needs %d bytes of scratch and %d of flags, got scratch %v and flags %v", g.M, scratch, flags, g.Scratch, g.Flags)
+	}
+	columns := g.columns()
+	box, stages := 128, 6
+	if g.SwiGLU {
+		box = 64
+	}
+	if columns == 64 {
+		stages = 5
+	}
+	x, w := g.maps(columns, box)
+	name := fmt.Sprintf("gemm_stream_sm90_%v_%d", g.Type, columns)
+	if g.SwiGLU {
+		name += "_swiglu"
+	}
+	// No more blocks than steps, and up to 255 that share a tile.
+	tiles, steps := ceilDiv(g.rows(), 256), ceilDiv(g.K, 64)
+	grid := min(gpu.SMs, tiles*steps, 256*tiles)
+	return q.Launch(Launch{Kernel: name, Grid: [3]int{grid, 1, 1}, Block: 384, Shared: stages*(256+columns)*128 + 1024, Overlap: true, Args: []Arg{
+		{"x", x}, {"w", w}, {"y", g.Y}, {"bias", g.Bias}, {"residual", g.Residual}, {"scratch", g.Scratch}, {"flags", g.Flags},
+		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", g.f32Flag()}}})
+}
+
+// portable is the mma.sync kernel, and the FMA kernel for f32.
+func (g Gemm) portable(q Queue) error {
+	rows, columns, shared := 128, 128, 4*(128+128)*80
+	name, block := fmt.Sprintf("gemm_portable_%v_128", g.Type), 256
+	switch {
+	case g.Type == F32:
+		name, rows, columns, shared = "gemm_portable_f32", 64, 64, 0
+	case g.M <= 32:
+		name, rows, shared, block = fmt.Sprintf("gemm_portable_%v_32", g.Type), 32, 6*(32+128)*80, 128
+	}
+	if g.SwiGLU {
+		columns /= 2
+		name += "_swiglu"
+	}
+	return q.Launch(Launch{Kernel: name, Grid: [3]int{ceilDiv(g.N, columns), ceilDiv(g.M, rows), 1}, Block: block, Shared: shared, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", g.Y}, {"x", g.X}, {"w", g.W}, {"bias", g.Bias}, {"residual", g.Residual}, {"x_stride", g.XStride}, {"w_stride", g.WStride},
+		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", g.f32Flag()}}})
+}

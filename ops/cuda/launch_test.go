@@ -1,0 +1,152 @@
+package cuda
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// targets are the GPUs that the launch lists are recorded for.
+var targets = map[string]Target{
+	"sm_80": {Name: "A100", Compute: 80, SMs: 108, MaxShared: 166912, SharedSM: 167936},
+	"sm_89": {Name: "L40", Compute: 89, SMs: 142, MaxShared: 101376, SharedSM: 102400},
+	"sm_90": {Name: "H200", Compute: 90, SMs: 132, MaxShared: 232448, SharedSM: 233472},
+}
+
+func at(label string, i int) Pointer { return Pointer{Addr: uint64(i) << 20, Label: label} }
+
+// layer is one layer of a decoder at M tokens of B requests, as launches.
+func layer(m int) []interface{ Launch(Queue) error } {
+	const d, f, hq, hk, D = 4096, 14336, 32, 8, 128
+	x, h, qkv, o, act := at("x", 1), at("h", 2), at("qkv", 3), at("o", 4), at("act", 5)
+	scratch, flags := at("scratch", 6), at("flags", 7)
+	pages := Pages{PageSize: 16, Indptr: at("indptr", 8), Indices: at("indices", 9), LastPageLen: at("last", 10)}
+	gemm := func(y, x Pointer, w string, n, k int) Gemm {
+		return Gemm{Type: BF16, M: m, N: n, K: k, Y: y, X: x, W: at(w, 11), Scratch: scratch, Flags: flags}
+	}
+	gate := gemm(act, h, "gate_up", f, d)
+	gate.SwiGLU = true
+	down := gemm(x, act, "down", d, f)
+	down.Residual = x
+	return []interface{ Launch(Queue) error }{
+		RMSNorm{Type: BF16, Rows: m, D: d, Eps: 1e-5, Y: h, X: o, W: at("norm", 12), Residual: x, Sum: x},
+		gemm(qkv, h, "qkv_w", (hq+2*hk)*D, d),
+		Rotary{Type: BF16, T: m, Hq: hq, Hk: hk, D: D, Rot: D, MaxPositions: 8192, Q: qkv, K: qkv.At(hq * D * 2), QOut: at("q", 13), Cos: at("cos", 14), Sin: at("sin", 15), Positions: at("positions", 16),
+			V: qkv.At((hq + hk) * D * 2), KPool: at("k", 17), VPool: at("v", 18), Slots: at("slots", 19), QStride: (hq + 2*hk) * D, KStride: (hq + 2*hk) * D, VStride: (hq + 2*hk) * D},
+		AttentionDecode{Type: BF16, B: m, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Pages: &pages, MaxLength: 4096, Window: -1, Scratch: scratch},
+		AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Causal: true, Window: -1,
+			Ragged: &Ragged{Pages: pages, Tokens: m, PoolTokens: 1 << 16, QoIndptr: at("qo_indptr", 20), TileBatch: at("tile_batch", 21), TileIndex: at("tile_index", 22), Tiles: ceilDiv(m, 64)}},
+		gate,
+		down,
+		Gated{Type: BF16, Gate: GeGLUTanh, Rows: m, F: f, Y: act, G: at("g", 23), Up: at("u", 24)},
+		LayerNorm{Type: F16, Rows: m, D: 1000, Eps: 1e-5, Y: h, X: x, W: at("norm", 12)},
+		Embedding{Type: BF16, T: m, D: d, Vocabulary: 128256, Scale: 1, Y: x, Table: at("table", 25), IDs: at("ids", 26)},
+		Sampling{B: m, V: 128256, Token: at("token", 27), Logits: at("logits", 28), Temperature: at("temperature", 29), TopK: at("top_k", 30), TopP: at("top_p", 31), MinP: at("min_p", 32), Seed: at("seed", 33), Number: at("number", 34)},
+	}
+}
+
+func TestLaunchListGolden(t *testing.T) {
+	for name, gpu := range targets {
+		for _, m := range []int{1, 16, 2048} {
+			r := &Recorder{GPU: gpu}
+			for _, l := range layer(m) {
+				if a, ok := l.(AttentionDecode); ok && m > 1024 {
+					require.ErrorIs(t, a.Launch(r), ErrUnsupported)
+					continue
+				}
+				require.NoError(t, l.Launch(r))
+			}
+			path := filepath.Join("testdata", fmt.Sprintf("%s_m%d.txt", name, m))
+			if *update {
+				require.NoError(t, os.MkdirAll("testdata", 0o755))
+				require.NoError(t, os.WriteFile(path, []byte(r.String()), 0o644))
+			}
+			want, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, string(want), r.String(), "%s: run go test -update and read the difference", path)
+		}
+	}
+}
+
+func TestErrorsBeforeLaunch(t *testing.T) {
+	gpu := targets["sm_90"]
+	p := at("p", 1)
+	pages := &Pages{PageSize: 16, Indptr: p, Indices: p, LastPageLen: p}
+	decode := AttentionDecode{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Out: p, Q: p, K: p, V: p, Pages: pages, MaxLength: 100, Scratch: p}
+	for _, c := range []struct {
+		launch func() interface{ Launch(Queue) error }
+		want   string
+	}{
+		{func() interface{ Launch(Queue) error } { d := decode; d.Hq = 12; d.Hk = 8; return d }, "attention decode: q has 12 heads, not a multiple of k's 8"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.D = 300; return d }, "attention decode: no CUDA kernel: head dim 300: kernels exist for 32, 64, 96, 128, 192 and 256"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.Type = F32; return d }, "attention decode: no CUDA kernel: f32: kernels exist for bf16 and f16"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.Q.Addr += 8; return d }, "attention decode: q must be aligned to 16 bytes, got address 0x100008"},
+		{func() interface{ Launch(Queue) error } {
+			d := decode
+			d.Pages = &Pages{PageSize: 24}
+			return d
+		}, "attention decode: page size 24: a power of two from 1 to 256 is required"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.Scratch = Pointer{}; return d }, "attention decode: 67584 bytes of scratch are required"},
+		{func() interface{ Launch(Queue) error } { return Gemm{Type: BF16, M: 1, N: 8, K: 12, Y: p, X: p, W: p} }, "gemm: no CUDA kernel: K 12, row strides 12 and 12: rows of x and w must be multiples of 8 elements at addresses aligned to 16 bytes"},
+		{func() interface{ Launch(Queue) error } {
+			return Gemm{Type: BF16, M: 1, N: 8, K: 16, Y: p, X: p, W: p, WStride: 8}
+		}, "gemm: row stride 8 of w is below its 16 columns"},
+		{func() interface{ Launch(Queue) error } { return RMSNorm{Type: BF16, Rows: 1, D: 0} }, "rmsnorm: rows >= 0 and d >= 1 are required, got rows 1, d 0"},
+		{func() interface{ Launch(Queue) error } {
+			return Rotary{Type: BF16, T: 1, Hq: 1, Hk: 1, D: 64, Rot: 24, MaxPositions: 1, Q: p, K: p, QOut: p, KOut: p}
+		}, "rotary: no CUDA kernel: D 64 and rot 24: a kernel exists for D a multiple of 8 and rot a multiple of 16"},
+	} {
+		r := &Recorder{GPU: gpu}
+		require.EqualError(t, c.launch().Launch(r), c.want)
+		require.Empty(t, r.Lines)
+	}
+	small := gpu
+	small.MaxShared = 1 << 10
+	require.EqualError(t, decode.Launch(&Recorder{GPU: small}), "attention_decode_paged_bf16_128: no CUDA kernel: it needs 74004 bytes of shared memory, H200 gives a block 1024")
+}
+
+func TestCheckPages(t *testing.T) {
+	ok := func(indptr, indices, last []int32) error { return CheckPages(16, 4, indptr, indices, last) }
+	require.NoError(t, ok([]int32{0, 2, 2, 3}, []int32{3, 0, 1}, []int32{16, 0, 1}))
+	for want, err := range map[string]error{
+		"page table: page id 4 at 1: the pool has pages 0 to 3":                               ok([]int32{0, 2}, []int32{0, 4}, []int32{1}),
+		"page table: page id -1 at 0: the pool has pages 0 to 3":                              ok([]int32{0, 1}, []int32{-1}, []int32{1}),
+		"page table: the last page of request 0 holds 1 to 16 tokens, got 17":                 ok([]int32{0, 1}, []int32{0}, []int32{17}),
+		"page table: request 0 has no pages and a last page of 3 tokens":                      ok([]int32{0, 0}, nil, []int32{3}),
+		"page table: indptr decreases at request 1: 2, 1":                                     ok([]int32{0, 2, 1}, []int32{0, 1}, []int32{1, 1}),
+		"page table: indptr ends at 2, there are 1 page ids":                                  ok([]int32{0, 2}, []int32{0}, []int32{1}),
+		"page table: indptr of 1+1 entries that starts at 0 is required, got 2 entries [1 2]": ok([]int32{1, 2}, []int32{0, 1}, []int32{1}),
+		"page table: page size 3: a power of two from 1 to 256 is required":                   CheckPages(3, 1, []int32{0}, nil, nil),
+	} {
+		require.EqualError(t, err, want)
+	}
+}
+
+func TestWorkMap(t *testing.T) {
+	batch, index, err := WorkMap([]int32{0, 70, 80, 210}, 64)
+	require.NoError(t, err)
+	require.Equal(t, []int32{0, 0, 1, 2, 2, 2}, batch)
+	require.Equal(t, []int32{0, 1, 0, 0, 1, 2}, index)
+	_, _, err = WorkMap([]int32{0, 5, 3}, 64)
+	require.EqualError(t, err, "work map: qo_indptr decreases at request 1: 5, 3")
+}
+
+func TestPackFollowsTheKernelsLayout(t *testing.T) {
+	l := Launch{Kernel: "k", Grid: [3]int{1, 1, 1}, Block: 32, Args: []Arg{{"a", int32(1)}, {"b", at("b", 1)}, {"c", float32(1)}, {"d", TensorMap{}}, {"e", int64(-1)}}}
+	block, err := l.pack(func(dst []byte, m TensorMap) error { dst[0] = 7; return nil })
+	require.NoError(t, err)
+	require.Len(t, block, 64+128+8)
+	require.EqualValues(t, 1, block[0])
+	require.EqualValues(t, 0x10, block[8+2])
+	require.EqualValues(t, 7, block[64])
+	require.EqualValues(t, 0xff, block[199])
+	l.Args = []Arg{{"a", "text"}}
+	_, err = l.pack(nil)
+	require.EqualError(t, err, "k: argument a has type string, which no kernel takes")
+}

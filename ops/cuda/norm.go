@@ -1,0 +1,73 @@
+package cuda
+
+import "fmt"
+
+// RMSNorm launches y = h / sqrt(mean(h^2) + eps) * (w + unit) over rows of D elements, where h is x, or x + residual
+// rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. W holds weights:
+// the launch in front must not write it.
+type RMSNorm struct {
+	Type     DType
+	Rows, D  int
+	Eps      float32
+	Unit     float32 // 1 for models that store w - 1
+	Y, X, W  Pointer
+	Residual Pointer // optional
+	Sum      Pointer // with Residual
+}
+
+// Launch queues the kernel.
+func (n RMSNorm) Launch(q Queue) error {
+	const op = "rmsnorm"
+	if n.Residual.IsNil() != n.Sum.IsNil() {
+		return fmt.Errorf("%s: residual and sum go together, got residual %v and sum %v", op, n.Residual, n.Sum)
+	}
+	variant, block, err := normShape(op, n.Type, n.Rows, n.D, n.Y, n.X, n.W, n.Residual, n.Sum)
+	if err != nil || n.Rows == 0 {
+		return err
+	}
+	return q.Launch(Launch{Kernel: "norm_rms_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", n.Y}, {"sum", n.Sum}, {"x", n.X}, {"residual", n.Residual}, {"w", n.W}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})
+}
+
+// LayerNorm launches y = (x - mean) / sqrt(var + eps) * w + b over rows of D elements; B is optional.
+type LayerNorm struct {
+	Type       DType
+	Rows, D    int
+	Eps        float32
+	Y, X, W, B Pointer
+}
+
+// Launch queues the kernel.
+func (n LayerNorm) Launch(q Queue) error {
+	variant, block, err := normShape("layernorm", n.Type, n.Rows, n.D, n.Y, n.X, n.W, n.B)
+	if err != nil || n.Rows == 0 {
+		return err
+	}
+	return q.Launch(Launch{Kernel: "norm_layer_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", n.Y}, {"x", n.X}, {"w", n.W}, {"b", n.B}, {"d", int32(n.D)}, {"eps", n.Eps}}})
+}
+
+// normShape picks the kernel for a row width: as few packs a thread as 256 threads allow (1024 when few rows leave the GPU
+// idle), then more packs, then more threads; the _any kernel for widths or addresses that are not whole packs.
+func normShape(op string, t DType, rows, d int, pointers ...Pointer) (variant string, block int, err error) {
+	if rows < 0 || d < 1 {
+		return "", 0, fmt.Errorf("%s: rows >= 0 and d >= 1 are required, got rows %d, d %d", op, rows, d)
+	}
+	per := 16 / t.Size()
+	whole := d%per == 0
+	for _, p := range pointers {
+		whole = whole && p.Addr%16 == 0
+	}
+	packs := d / per
+	if !whole || packs > 4*1024 {
+		return t.String() + "_any", min(1024, (d+31)/32*32), nil
+	}
+	v, most := 1, 256
+	if rows <= 512 {
+		most = 1024
+	}
+	for v < 4 && ceilDiv(packs, v) > most {
+		v *= 2
+	}
+	return fmt.Sprintf("%v_%d", t, v), (ceilDiv(packs, v) + 31) / 32 * 32, nil
+}

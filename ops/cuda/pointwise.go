@@ -1,0 +1,98 @@
+package cuda
+
+import "fmt"
+
+// Gate names the activation of a gated linear unit.
+type Gate uint8
+
+// The gates: silu, gelu by tanh, gelu by erf.
+const (
+	SwiGLU Gate = iota
+	GeGLUTanh
+	GeGLUErf
+)
+
+func (g Gate) String() string { return [...]string{"swiglu", "geglu_tanh", "geglu_erf"}[g] }
+
+// Gated launches y[t,i] = gate(g[t,i]) * u[t,i] over Rows rows of F columns. Stride is that of g and u, YStride that of y,
+// in elements; zero means packed. For one matrix [T,2F] give G, Up = G + F elements and Stride 2F.
+type Gated struct {
+	Type     DType
+	Gate     Gate
+	Rows, F  int
+	Y, G, Up Pointer
+	Stride   int64
+	YStride  int64
+}
+
+// Launch queues the kernel.
+func (g Gated) Launch(q Queue) error {
+	if g.Rows < 0 || g.F < 1 {
+		return fmt.Errorf("%v: rows >= 0 and f >= 1 are required, got rows %d, f %d", g.Gate, g.Rows, g.F)
+	}
+	if g.Stride == 0 {
+		g.Stride = int64(g.F)
+	}
+	if g.YStride == 0 {
+		g.YStride = int64(g.F)
+	}
+	if g.Stride < int64(g.F) || g.YStride < int64(g.F) {
+		return fmt.Errorf("%v: strides of at least f %d are required, got %d and %d", g.Gate, g.F, g.Stride, g.YStride)
+	}
+	if g.Rows == 0 {
+		return nil
+	}
+	per := 16 / g.Type.Size()
+	whole := g.F%per == 0 && g.Stride%int64(per) == 0 && g.YStride%int64(per) == 0 && g.Y.Addr%16 == 0 && g.G.Addr%16 == 0 && g.Up.Addr%16 == 0
+	kernel, packs := fmt.Sprintf("pointwise_%v_%v", g.Gate, g.Type), g.F/per
+	if !whole {
+		kernel, packs = kernel+"_any", g.F
+	}
+	// Two packs a thread; the blocks share a row evenly.
+	across := ceilDiv(packs, 2*256)
+	block := (ceilDiv(packs, 2*across) + 31) / 32 * 32
+	return q.Launch(Launch{Kernel: kernel, Grid: [3]int{across, min(g.Rows, 65535), 1}, Block: block, Args: []Arg{
+		{"y", g.Y}, {"gate", g.G}, {"up", g.Up}, {"columns", int32(g.F)}, {"stride", g.Stride}, {"y_stride", g.YStride}, {"rows", int32(g.Rows)}}})
+}
+
+// Add launches y = a + b over N elements; y may be a or b.
+type Add struct {
+	Type    DType
+	N       int64
+	Y, A, B Pointer
+}
+
+// Launch queues the kernel.
+func (a Add) Launch(q Queue) error {
+	if a.N < 0 {
+		return fmt.Errorf("add: n >= 0 is required, got %d", a.N)
+	}
+	if err := aligned16("add", Arg{"y", a.Y}, Arg{"a", a.A}, Arg{"b", a.B}); err != nil || a.N == 0 {
+		return err
+	}
+	per := int64(16 / a.Type.Size())
+	blocks := min(int64(q.Target().SMs)*16, (a.N/per+255)/256+1)
+	return q.Launch(Launch{Kernel: "pointwise_add_" + a.Type.String(), Grid: [3]int{int(blocks), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", a.Y}, {"a", a.A}, {"b", a.B}, {"n", a.N}}})
+}
+
+// Embedding launches y[t,:] = table[ids[t],:] * scale for T tokens; an id outside the table gives NaN.
+type Embedding struct {
+	Type             DType
+	T, D, Vocabulary int
+	Scale            float32 // 1 for a plain copy
+	Y, Table, IDs    Pointer // IDs int32 [T]
+}
+
+// Launch queues the kernel.
+func (e Embedding) Launch(q Queue) error {
+	if e.T < 0 || e.D < 1 || e.Vocabulary < 1 {
+		return fmt.Errorf("embedding: T >= 0, d >= 1 and a table are required, got T %d, d %d, vocabulary %d", e.T, e.D, e.Vocabulary)
+	}
+	if err := aligned16("embedding", Arg{"y", e.Y}, Arg{"table", e.Table}); err != nil || e.T == 0 {
+		return err
+	}
+	per := 16 / e.Type.Size()
+	return q.Launch(Launch{Kernel: "pointwise_embedding_" + e.Type.String(), Grid: [3]int{e.T, 1, 1}, Block: max(32, min(512, (e.D/per+31)/32*32)), Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", e.Y}, {"table", e.Table}, {"ids", e.IDs}, {"d", int32(e.D)}, {"vocabulary", int32(e.Vocabulary)}, {"scale", e.Scale}}})
+}
