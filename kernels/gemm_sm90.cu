@@ -1,0 +1,172 @@
+// y[M,N] = x[M,K] w[N,K]^T on Hopper: wgmma fed by the copy engine, for M above 64.
+//
+// A persistent block walks tiles of 128 rows by BN columns (256 or 128). Warpgroup 0 is the producer: one thread keeps a
+// ring of stages of 64 k filled (x 16 KB, w BN*128 bytes). Warpgroups 1 and 2 own 64 rows each and all BN columns, f32
+// accumulators in registers. A cluster of two blocks owns two row tiles of one column tile: each block loads half of the w
+// tile and multicasts it to both, which halves the traffic from L2. Tiles go in groups of 16 row tiles so that the blocks
+// in flight share rows and columns in L2.
+// With DUAL, w is [2F,K] and the tile holds BN/2 rows of its first half and BN/2 of its second: y[M,F] =
+// silu(x w1^T) * (x w2^T) comes out of the accumulators of one thread.
+// Epilogue: f32 sum, + bias[N], + residual[M,N], one rounding (or f32 out). K a multiple of 8, rows aligned to 16 bytes.
+// Shared memory: 4 stages of 48 KB (BN 256) or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
+// Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
+#include "hopper.cuh"
+
+namespace {
+struct Params {
+  void* y;
+  const void* bias;
+  const void* residual;
+  long y_stride, residual_stride;  // elements
+  int m, n, k;                     // n counts columns of y
+  int f32_out;
+};
+}  // namespace
+
+template <class T, int BN, int STAGES, int CLUSTER, bool DUAL>
+__device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap& wmap, const Params& p) {
+#ifdef SEAFAN_HOPPER
+  constexpr int BM = 128, BK = 64, A = BM * BK * 2, B = BN * BK * 2, STAGE = A + B, GROUP = 16;
+  constexpr int OUT = DUAL ? BN / 2 : BN;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  const int group = threadIdx.x / 128;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  if (threadIdx.x == 0) {
+    prefetch_map(&xmap);
+    prefetch_map(&wmap);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(full + i, 1);
+      barrier_init(empty + i, 2 * CLUSTER);
+    }
+    barrier_init_fence();
+  }
+  if (CLUSTER > 1) cluster_sync(); else __syncthreads();
+  grid_wait();
+  const int row_tiles = (p.m + BM * CLUSTER - 1) / (BM * CLUSTER), columns = (p.n + OUT - 1) / OUT, tiles = row_tiles * columns;
+  const int steps = (p.k + BK - 1) / BK;
+  constexpr int GROUPED = GROUP / CLUSTER;
+  auto place = [&](int tile, int& row, int& column) {
+    const int per = GROUPED * columns, first = tile / per * GROUPED, size = min(GROUPED, row_tiles - first);
+    row = ((first + tile % per % size) * CLUSTER + rank) * BM;
+    column = tile % per / size * OUT;
+  };
+  const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
+  if (group == 0) {
+    registers_give<40>();
+    if (threadIdx.x == 0) {
+      int at = 0;
+      for (int tile = worker; tile < tiles; tile += workers) {
+        int row, column;
+        place(tile, row, column);
+        for (int s = 0; s < steps; s++, at++) {
+          const int slot = at % STAGES;
+          barrier_wait(empty + slot, (at / STAGES & 1) ^ 1);
+          unsigned char* a = ring + slot * STAGE;
+          unsigned char* b = a + A;
+          barrier_expect(full + slot, STAGE);
+          copy_tensor2(a, &xmap, full + slot, s * BK, row);
+          // The tile's w rows as two halves; with DUAL the second half lies n rows further on.
+          const int half0 = column, half1 = DUAL ? p.n + column : column + BN / 2;
+          if (CLUSTER > 1) {
+            copy_tensor2_multicast(b + rank * (B / 2), &wmap, full + slot, s * BK, rank ? half1 : half0, 3);
+          } else {
+            copy_tensor2(b, &wmap, full + slot, s * BK, half0);
+            copy_tensor2(b + B / 2, &wmap, full + slot, s * BK, half1);
+          }
+        }
+      }
+      // The last stages must be consumed before a block of the cluster may go: its partner still writes to it.
+      for (int i = 0; i < STAGES; i++, at++) barrier_wait(empty + at % STAGES, (at / STAGES & 1) ^ 1);
+    }
+  } else {
+    registers_take<232>();
+    const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int at = 0;
+    for (int tile = worker; tile < tiles; tile += workers) {
+      int row, column;
+      place(tile, row, column);
+      float d[BN / 2];
+      int last = -1;
+      for (int s = 0; s < steps; s++, at++) {
+        const int slot = at % STAGES;
+        barrier_wait(full + slot, at / STAGES & 1);
+        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (A / 2), b = shared_address(ring + slot * STAGE) + A;
+        wgmma_pin(d);
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < BK / 16; j++) Wgmma<T, BN, 0>::shared(d, descriptor(a + j * 32), descriptor(b + j * 32), s | j);
+        wgmma_commit();
+        wgmma_pin(d);
+        if (last >= 0) {
+          wgmma_wait<1>();
+          if (threadIdx.x % 128 < CLUSTER) {
+            if (CLUSTER > 1) barrier_arrive_remote(empty + last, threadIdx.x % 128); else barrier_arrive(empty + last);
+          }
+        }
+        last = slot;
+      }
+      wgmma_wait<0>();
+      wgmma_pin(d);
+      if (threadIdx.x % 128 < CLUSTER) {
+        if (CLUSTER > 1) barrier_arrive_remote(empty + last, threadIdx.x % 128); else barrier_arrive(empty + last);
+      }
+      const int r0 = row + wg * 64 + warp * 16 + g;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const long r = r0 + half * 8;
+        if (r >= p.m) continue;
+#pragma unroll
+        for (int i = 0; i < OUT / 8; i++) {
+          const int c = column + i * 8 + 2 * t;
+          if (c >= p.n) continue;
+          float u = d[4 * i + 2 * half], v = d[4 * i + 2 * half + 1];
+          if (DUAL) {
+            const float w0 = d[BN / 4 + 4 * i + 2 * half], w1 = d[BN / 4 + 4 * i + 2 * half + 1];
+            u = u / (1.f + __expf(-u)) * w0;
+            v = v / (1.f + __expf(-v)) * w1;
+          }
+          const bool pair = c + 1 < p.n;
+          if (p.bias) {
+            u += to_float(((const T*)p.bias)[c]);
+            if (pair) v += to_float(((const T*)p.bias)[c + 1]);
+          }
+          if (p.residual) {
+            const T* e = (const T*)p.residual + r * p.residual_stride + c;
+            u += to_float(e[0]);
+            if (pair) v += to_float(e[1]);
+          }
+          if (p.f32_out) {
+            float* y = (float*)p.y + r * p.y_stride + c;
+            y[0] = u;
+            if (pair) y[1] = v;
+          } else {
+            T* y = (T*)p.y + r * p.y_stride + c;
+            if (pair && p.y_stride % 2 == 0) {
+              *(uint32_t*)y = pack2<T>(u, v);
+            } else {
+              y[0] = from_float<T>(u);
+              if (pair) y[1] = from_float<T>(v);
+            }
+          }
+        }
+      }
+    }
+  }
+  if (CLUSTER > 1) cluster_sync();
+#endif
+}
+
+#define GEMM(T, BN, STAGES, CLUSTER, DUAL, NAME)                                                                              \
+  extern "C" __global__ void __launch_bounds__(384, 1) gemm_sm90_##T##_##NAME(const __grid_constant__ CUtensorMap x,          \
+                                                                             const __grid_constant__ CUtensorMap w, const __grid_constant__ Params p) { \
+    gemm<T, BN, STAGES, CLUSTER, DUAL>(x, w, p);                                                                              \
+  }
+#define GEMMS(T)                                                                                                              \
+  GEMM(T, 256, 4, 2, false, 256_pair)                                                                                         \
+  GEMM(T, 256, 4, 2, true, 256_pair_swiglu)                                                                                   \
+  GEMM(T, 128, 6, 1, false, 128)                                                                                              \
+  GEMM(T, 128, 6, 1, true, 128_swiglu)
+GEMMS(bf16)
+GEMMS(f16)

@@ -1,0 +1,155 @@
+// RMSNorm, with the residual add in front of it, and LayerNorm.
+//
+//   RMSNorm    y = h / sqrt(mean(h^2) + eps) * (w + unit),  h = x + residual rounded to the element type, or h = x
+//   LayerNorm  y = (x - mean) / sqrt(var + eps) * w + b,  var from the centred values
+//
+// A block owns one row of d elements and a thread up to V packs of 16 bytes of it, kept in registers between the sum and
+// the write, so a row is read once. Shared memory: 32 floats. Rows and weights aligned to 16 bytes and d a multiple of
+// 8 (4 for f32) in the packed kernels; the _any kernels take every d and alignment and read the row again. Any arch.
+// Paper: Zhang and Sennrich 2019 (RMSNorm), Ba et al. 2016 (LayerNorm).
+#include "element.cuh"
+
+template <class T, int V>
+__device__ __forceinline__ void rmsnorm_rows(T* y, T* sum, const T* x, const T* residual, const T* w, int d, float eps, float unit) {
+  __shared__ float scratch[32];
+  constexpr int N = Pack<T>::N;
+  const size_t row = (size_t)blockIdx.x * d;
+  const int packs = d / N;
+  float h[V][N];
+  float squares = 0;
+  Pack<T> g[V];
+  // Weights do not depend on the launch in front. With several packs a thread they come late: fewer registers in flight.
+  constexpr bool EARLY = V == 1;
+  if (EARLY && threadIdx.x < packs) g[0] = load16(w + threadIdx.x * N);
+  grid_wait();
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    const int p = threadIdx.x + i * blockDim.x;
+    if (p < packs) {
+      Pack<T> a = load16(x + row + p * N);
+      if (residual) {
+        Pack<T> r = load16(residual + row + p * N);
+#pragma unroll
+        for (int j = 0; j < N; j++) a.v[j] = from_float<T>(to_float(a.v[j]) + to_float(r.v[j]));
+        store16(sum + row + p * N, a);
+      }
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        h[i][j] = to_float(a.v[j]);
+        squares += h[i][j] * h[i][j];
+      }
+    }
+  }
+  const float scale = rsqrtf(block_sum(squares, scratch) / d + eps);
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    const int p = threadIdx.x + i * blockDim.x;
+    if (p < packs) {
+      if (!EARLY) g[i] = load16(w + p * N);
+      Pack<T> o;
+#pragma unroll
+      for (int j = 0; j < N; j++) o.v[j] = from_float<T>(h[i][j] * scale * (to_float(g[i].v[j]) + unit));
+      store16(y + row + p * N, o);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void rmsnorm_any(T* y, T* sum, const T* x, const T* residual, const T* w, int d, float eps, float unit) {
+  __shared__ float scratch[32];
+  const size_t row = (size_t)blockIdx.x * d;
+  float squares = 0;
+  grid_wait();
+  for (int i = threadIdx.x; i < d; i += blockDim.x) {
+    T a = x[row + i];
+    if (residual) sum[row + i] = a = from_float<T>(to_float(a) + to_float(residual[row + i]));
+    squares += to_float(a) * to_float(a);
+  }
+  const float scale = rsqrtf(block_sum(squares, scratch) / d + eps);
+  for (int i = threadIdx.x; i < d; i += blockDim.x) {
+    const T a = residual ? sum[row + i] : x[row + i];
+    y[row + i] = from_float<T>(to_float(a) * scale * (to_float(w[i]) + unit));
+  }
+}
+
+template <class T, int V>
+__device__ __forceinline__ void layernorm_rows(T* y, const T* x, const T* w, const T* b, int d, float eps) {
+  __shared__ float scratch[32];
+  constexpr int N = Pack<T>::N;
+  const size_t row = (size_t)blockIdx.x * d;
+  const int packs = d / N;
+  float h[V][N];
+  float sum = 0, squares = 0;
+  grid_wait();
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    const int p = threadIdx.x + i * blockDim.x;
+    if (p < packs) {
+      Pack<T> a = load16(x + row + p * N);
+#pragma unroll
+      for (int j = 0; j < N; j++) sum += h[i][j] = to_float(a.v[j]);
+    }
+  }
+  const float mean = block_sum(sum, scratch) / d;
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    if (threadIdx.x + i * blockDim.x < packs) {
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        h[i][j] -= mean;
+        squares += h[i][j] * h[i][j];
+      }
+    }
+  }
+  const float scale = rsqrtf(block_sum(squares, scratch) / d + eps);
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    const int p = threadIdx.x + i * blockDim.x;
+    if (p < packs) {
+      Pack<T> g = load16(w + p * N), c, o;
+      if (b) c = load16(b + p * N);
+#pragma unroll
+      for (int j = 0; j < N; j++) o.v[j] = from_float<T>(h[i][j] * scale * to_float(g.v[j]) + (b ? to_float(c.v[j]) : 0.f));
+      store16(y + row + p * N, o);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void layernorm_any(T* y, const T* x, const T* w, const T* b, int d, float eps) {
+  __shared__ float scratch[32];
+  const size_t row = (size_t)blockIdx.x * d;
+  float sum = 0, squares = 0;
+  grid_wait();
+  for (int i = threadIdx.x; i < d; i += blockDim.x) sum += to_float(x[row + i]);
+  const float mean = block_sum(sum, scratch) / d;
+  for (int i = threadIdx.x; i < d; i += blockDim.x) {
+    const float c = to_float(x[row + i]) - mean;
+    squares += c * c;
+  }
+  const float scale = rsqrtf(block_sum(squares, scratch) / d + eps);
+  for (int i = threadIdx.x; i < d; i += blockDim.x)
+    y[row + i] = from_float<T>((to_float(x[row + i]) - mean) * scale * to_float(w[i]) + (b ? to_float(b[i]) : 0.f));
+}
+
+#define RMSNORM(T, V)                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(1024) norm_rms_##T##_##V(T* y, T* sum, const T* x, const T* residual, const T* w, int d, \
+                                                                      float eps, float unit) {                             \
+    rmsnorm_rows<T, V>(y, sum, x, residual, w, d, eps, unit);                                                                \
+  }                                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(1024) norm_layer_##T##_##V(T* y, const T* x, const T* w, const T* b, int d, float eps) { \
+    layernorm_rows<T, V>(y, x, w, b, d, eps);                                                                                \
+  }
+#define NORM(T)                                                                                                              \
+  RMSNORM(T, 1)                                                                                                              \
+  RMSNORM(T, 2)                                                                                                              \
+  RMSNORM(T, 4)                                                                                                              \
+  extern "C" __global__ void norm_rms_##T##_any(T* y, T* sum, const T* x, const T* residual, const T* w, int d, float eps, float unit) { \
+    rmsnorm_any<T>(y, sum, x, residual, w, d, eps, unit);                                                                    \
+  }                                                                                                                          \
+  extern "C" __global__ void norm_layer_##T##_any(T* y, const T* x, const T* w, const T* b, int d, float eps) {               \
+    layernorm_any<T>(y, x, w, b, d, eps);                                                                                    \
+  }
+NORM(bf16)
+NORM(f16)
+NORM(f32)

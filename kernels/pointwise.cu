@@ -1,0 +1,105 @@
+// Pointwise steps: gated activations, add, embedding rows.
+//
+//   swiglu     y[t,i] = silu(gate[t,i]) * up[t,i]          geglu_tanh / geglu_erf the same with gelu
+//   add        y = a + b
+//   embedding  y[t,:] = table[ids[t],:]; an id outside the table gives NaN rather than a read past it
+//
+// A thread owns packs of 16 bytes; blocks cover the rows along y and the columns along x. Gate and up may be the two
+// halves of one row (stride 2f). Rows aligned to 16 bytes, columns a multiple of 8 (4 for f32); the _any kernels take
+// every width. f32 arithmetic, one rounding. No shared memory. Any arch. Paper: Shazeer 2020.
+#include "element.cuh"
+
+struct Silu {
+  static __device__ __forceinline__ float of(float x) { return x / (1.f + __expf(-x)); }
+};
+struct GeluTanh {
+  static __device__ __forceinline__ float of(float x) {
+    const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.f + tanhf(u));
+  }
+};
+struct GeluErf {
+  static __device__ __forceinline__ float of(float x) { return 0.5f * x * (1.f + erff(x * 0.7071067811865476f)); }
+};
+
+template <class T, class F>
+__device__ __forceinline__ void gated(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) {
+  constexpr int N = Pack<T>::N, V = 2;
+  const int packs = columns / N;
+  const int p0 = blockIdx.x * blockDim.x * V + threadIdx.x;
+  grid_wait();
+  for (long t = blockIdx.y; t < rows; t += gridDim.y) {
+    Pack<T> g[V], u[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+      const int p = p0 + i * blockDim.x;
+      if (p < packs) g[i] = stream16(gate + t * stride + (long)p * N), u[i] = stream16(up + t * stride + (long)p * N);
+    }
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+      const int p = p0 + i * blockDim.x;
+      if (p < packs) {
+        Pack<T> o;
+#pragma unroll
+        for (int j = 0; j < N; j++) o.v[j] = from_float<T>(F::of(to_float(g[i].v[j])) * to_float(u[i].v[j]));
+        store16(y + t * y_stride + (long)p * N, o);
+      }
+    }
+  }
+}
+
+template <class T, class F>
+__device__ __forceinline__ void gated_any(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) {
+  grid_wait();
+  for (long t = blockIdx.y; t < rows; t += gridDim.y)
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < columns; i += gridDim.x * blockDim.x)
+      y[t * y_stride + i] = from_float<T>(F::of(to_float(gate[t * stride + i])) * to_float(up[t * stride + i]));
+}
+
+template <class T> __device__ __forceinline__ void add_flat(T* y, const T* a, const T* b, long n) {
+  constexpr int N = Pack<T>::N;
+  grid_wait();
+  const long packs = n / N, step = (long)gridDim.x * blockDim.x;
+  const long at = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  for (long p = at; p < packs; p += step) {
+    Pack<T> u = load16(a + p * N), v = load16(b + p * N);
+#pragma unroll
+    for (int j = 0; j < N; j++) u.v[j] = from_float<T>(to_float(u.v[j]) + to_float(v.v[j]));
+    store16(y + p * N, u);
+  }
+  const long i = packs * N + at;
+  if (i < n) y[i] = from_float<T>(to_float(a[i]) + to_float(b[i]));
+}
+
+template <class T> __device__ __forceinline__ void embedding_rows(T* y, const T* table, const int* ids, int d, int vocabulary, float scale) {
+  grid_wait();
+  const long t = blockIdx.x;
+  const int id = ids[t];
+  const bool known = id >= 0 && id < vocabulary;
+  const T* row = table + (long)(known ? id : 0) * d;
+  if (known && scale == 1.f && d % Pack<T>::N == 0) {
+    for (int i = threadIdx.x; i < d / Pack<T>::N; i += blockDim.x)
+      store16(y + t * d + (long)i * Pack<T>::N, load16(row + (long)i * Pack<T>::N));
+    return;
+  }
+  for (int i = threadIdx.x; i < d; i += blockDim.x) y[t * d + i] = from_float<T>(known ? to_float(row[i]) * scale : NAN);
+}
+
+#define GATED(T, NAME, F)                                                                                                      \
+  extern "C" __global__ void pointwise_##NAME##_##T(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) { \
+    gated<T, F>(y, gate, up, columns, stride, y_stride, rows);                                                                 \
+  }                                                                                                                            \
+  extern "C" __global__ void pointwise_##NAME##_##T##_any(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) { \
+    gated_any<T, F>(y, gate, up, columns, stride, y_stride, rows);                                                             \
+  }
+#define POINTWISE(T)                                                                                                           \
+  GATED(T, swiglu, Silu)                                                                                                       \
+  GATED(T, geglu_tanh, GeluTanh)                                                                                               \
+  GATED(T, geglu_erf, GeluErf)                                                                                                 \
+  extern "C" __global__ void pointwise_add_##T(T* y, const T* a, const T* b, long n) { add_flat<T>(y, a, b, n); }              \
+  extern "C" __global__ void pointwise_embedding_##T(T* y, const T* table, const int* ids, int d, int vocabulary, float scale) { \
+    embedding_rows<T>(y, table, ids, d, vocabulary, scale);                                                                    \
+  }
+POINTWISE(bf16)
+POINTWISE(f16)
+POINTWISE(f32)
