@@ -20,7 +20,7 @@ help:
 
 demo:
 	$(GO) run ./examples/train -text $(OPTICKS) -out $(RUN) -steps 1000 -batch 8 -context 128 \
-		-layers 4 -dim 256 -heads 4 -kv-heads 4 -ffn 1024 -lr 1e-3 -warmup 100 -eval-every 250 -seed 0
+		-layers 4 -dim 256 -heads 4 -kv-heads 4 -ffn 1024 -lr 1e-3 -warmup 100 -eval-every 250 -seed 0 -resume
 	@echo
 	$(GO) run ./examples/generate -model $(RUN)/best -prompt "The Rays of Light" -n 400 -temperature 0.7 -seed 1
 

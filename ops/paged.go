@@ -38,11 +38,15 @@ func init() {
 // of page s/page_size. A row whose slot is -1 belongs to no request and is not
 // written. pages is a state; the result is the pool after the write, and who
 // reads the new content takes it from the result.
+//
+// A pool holds the type of x, bfloat16, or E4M3 with a step for each head
+// (float32 [H], a further input): a value is step times its code. Narrow values
+// are rounded to nearest, E4M3 saturates.
 type AppendPagesOp struct{}
 
-// AppendPages adds an AppendPagesOp.
-func AppendPages(pages, x, slots *graph.Node) *graph.Node {
-	return graph.Apply(AppendPagesOp{}, pages, x, slots)
+// AppendPages adds an AppendPagesOp; steps are given for a pool of E4M3 alone.
+func AppendPages(pages, x, slots *graph.Node, steps ...*graph.Node) *graph.Node {
+	return graph.Apply(AppendPagesOp{}, append([]*graph.Node{pages, x, slots}, steps...)...)
 }
 
 // Name is "append_pages".
@@ -53,18 +57,48 @@ func (AppendPagesOp) Alias() int { return 0 }
 
 // Infer checks the rows against the pool.
 func (AppendPagesOp) Infer(in []graph.Type) ([]graph.Type, error) {
-	if err := arity(in, 3, "pages", "x", "slots"); err != nil {
+	if err := arity(in, 3, "pages", "x", "slots", "steps"); err != nil {
+		return nil, err
+	}
+	if err := pool("pages", in[0], in[1].DType, in[3:]); err != nil {
 		return nil, err
 	}
 	return appended(in[0], in[1], in[2])
 }
 
+// pool checks the element type of a pool, and its steps, against what is
+// computed with.
+func pool(name string, pages graph.Type, compute dtype.DType, steps []graph.Type) error {
+	e4m3 := pages.DType == dtype.Float8E4M3
+	if pages.DType != compute && pages.DType != dtype.BFloat16 && !e4m3 {
+		return fmt.Errorf("%s must hold %s, bfloat16 or float8_e4m3, got %s", name, compute, pages)
+	}
+	if e4m3 != (len(steps) > 0) {
+		return fmt.Errorf("a pool takes steps when it holds float8_e4m3 and only then, %s is %s", name, pages)
+	}
+	if e4m3 && pages.Rank() == 4 && !steps[0].Equal(graph.T(dtype.Float32, pages.Shape[2])) {
+		return fmt.Errorf("steps of %s must be float32[%d], one for each head, got %s", name, pages.Shape[2], steps[0])
+	}
+	return nil
+}
+
+// narrowPool is the memory of a narrow pool; ok is false for a pool of the type
+// that is computed with.
+func narrowPool(pages graph.Tensor, steps []graph.Tensor) (p native.NarrowPool, ok bool) {
+	switch pages.DType {
+	case dtype.BFloat16:
+		p.BF16 = graph.Data[uint16](pages)
+	case dtype.Float8E4M3:
+		p.E4M3, p.Steps = graph.Data[uint8](pages), graph.Data[float32](steps[0])
+	default:
+		return p, false
+	}
+	return p, true
+}
+
 // appended checks rows x that go into pages at slots.
 func appended(pages, x, slots graph.Type) ([]graph.Type, error) {
 	if err := activation("x", x); err != nil {
-		return nil, err
-	}
-	if err := alike(pages, []string{"x"}, x); err != nil {
 		return nil, err
 	}
 	if pages.Rank() != 4 || x.Rank() != 3 || pages.Shape[2] != x.Shape[1] || pages.Shape[3] != x.Shape[2] {
@@ -80,6 +114,10 @@ func appendPages[T native.Float](c *graph.Call) error {
 	pages, x, slots := c.Out[0], c.In[1], graph.Data[int32](c.In[2])
 	if err := native.CheckSlots(slots, pages.Shape[0]*pages.Shape[1]); err != nil {
 		return err
+	}
+	if p, ok := narrowPool(pages, c.In[3:]); ok {
+		native.AppendNarrowPages(p, graph.Data[T](x), slots, x.Shape[1], x.Shape[2])
+		return nil
 	}
 	native.AppendPages(graph.Data[T](pages), graph.Data[T](x), slots, x.Shape[1]*x.Shape[2])
 	return nil
@@ -112,6 +150,9 @@ func (o AppendRotaryOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if _, err := (RotaryOp{Table: o.Table, Pairing: o.Pairing}).Infer(in[1:3]); err != nil {
 		return nil, err
 	}
+	if in[0].DType != in[1].DType {
+		return nil, fmt.Errorf("pages must hold %s as x, got %s", in[1].DType, in[0])
+	}
 	return appended(in[0], in[1], in[3])
 }
 
@@ -141,7 +182,9 @@ func appendRotary[T native.Float](c *graph.Call) error {
 //	kv_page_indptr   int32 [R+1], counts pages
 //	kv_page_indices  int32 [N], page ids
 //	kv_last_page_len int32 [R]
+//	k_steps, v_steps float32 [Hkv], for pools of E4M3 alone
 //
+// Pools hold the type of q, bfloat16 or E4M3, as AppendPagesOp writes them.
 // Results: out [T,Hq,Dv] and lse [Hq,T]. The n queries of a request are the
 // last n of its tokens, whose keys and values are in the pages already. Rows
 // of q behind qo_indptr[R] belong to no request: out 0, lse -Inf. A request's
@@ -156,11 +199,13 @@ type PagedAttentionOp struct {
 // Pages are the inputs of PagedAttention that describe the requests.
 type Pages struct {
 	QOIndptr, Indptr, Indices, LastPageLen *graph.Node
+	KSteps, VSteps                         *graph.Node // of pools of E4M3
 }
 
 // PagedAttention adds a PagedAttentionOp and returns out.
 func PagedAttention(q, kPages, vPages *graph.Node, p Pages, o PagedAttentionOp) *graph.Node {
-	return graph.Apply(o, q, kPages, vPages, p.QOIndptr, p.Indptr, p.Indices, p.LastPageLen)
+	in := []*graph.Node{q, kPages, vPages, p.QOIndptr, p.Indptr, p.Indices, p.LastPageLen}
+	return graph.Apply(o, append(in, given(p.KSteps, p.VSteps)...)...)
 }
 
 // Name is "paged_attention".
@@ -168,15 +213,27 @@ func (PagedAttentionOp) Name() string { return "paged_attention" }
 
 // Infer checks q against the pools and the description of the requests.
 func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
-	if err := arity(in, 7, "q", "k_pages", "v_pages", "qo_indptr", "kv_page_indptr", "kv_page_indices", "kv_last_page_len"); err != nil {
+	if err := arity(in, 7, "q", "k_pages", "v_pages", "qo_indptr", "kv_page_indptr", "kv_page_indices", "kv_last_page_len", "k_steps", "v_steps"); err != nil {
 		return nil, err
 	}
 	q, k, v := in[0], in[1], in[2]
 	if err := activation("q", q); err != nil {
 		return nil, err
 	}
-	if err := alike(q, []string{"k_pages", "v_pages"}, k, v); err != nil {
-		return nil, err
+	if k.DType != v.DType {
+		return nil, fmt.Errorf("k_pages and v_pages must hold one type, got %s and %s", k, v)
+	}
+	if len(in) == 8 {
+		return nil, fmt.Errorf("k_steps and v_steps come together, got one of them")
+	}
+	for i, p := range []graph.Type{k, v} {
+		var steps []graph.Type
+		if len(in) == 9 {
+			steps = in[7+i : 8+i]
+		}
+		if err := pool([]string{"k_pages", "v_pages"}[i], p, q.DType, steps); err != nil {
+			return nil, err
+		}
 	}
 	shapes := fmt.Sprintf("q %s, k_pages %s, v_pages %s", q.Dims(), k.Dims(), v.Dims())
 	if q.Rank() != 3 || k.Rank() != 4 || v.Rank() != 4 {
@@ -198,7 +255,7 @@ func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		return nil, fmt.Errorf("window and softcap must be 0 (none) or more, got %d and %g", o.Window, o.Softcap)
 	}
 	names := []string{"qo_indptr", "kv_page_indptr", "kv_page_indices", "kv_last_page_len"}
-	for i, t := range in[3:] {
+	for i, t := range in[3:7] {
 		if t.DType != dtype.Int32 || t.Rank() != 1 {
 			return nil, fmt.Errorf("%s must be int32 of one dimension, got %s", names[i], t)
 		}
@@ -213,12 +270,22 @@ func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 func pagedAttention[T native.Float](c *graph.Call) error {
 	o, q, k, v := c.Op.(PagedAttentionOp), c.In[0], c.In[1], c.In[2]
 	a := native.PagedArgs[T]{
-		Out: graph.Data[T](c.Out[0]), LSE: graph.Data[T](c.Out[1]), Q: graph.Data[T](q), K: graph.Data[T](k), V: graph.Data[T](v),
+		Out: graph.Data[T](c.Out[0]), LSE: graph.Data[T](c.Out[1]), Q: graph.Data[T](q),
 		QIndptr: graph.Data[int32](c.In[3]),
 		Table: native.PageTable{PageSize: k.Shape[1], Indptr: graph.Data[int32](c.In[4]), Indices: graph.Data[int32](c.In[5]),
 			LastPageLen: graph.Data[int32](c.In[6])},
 		T: q.Shape[0], Hq: q.Shape[1], Hkv: k.Shape[2], D: last(q.Type), Dv: last(v.Type),
 		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window,
+	}
+	var kSteps, vSteps []graph.Tensor
+	if len(c.In) == 9 {
+		kSteps, vSteps = c.In[7:8], c.In[8:9]
+	}
+	var narrow bool
+	if a.NarrowK, narrow = narrowPool(k, kSteps); narrow {
+		a.NarrowV, _ = narrowPool(v, vSteps)
+	} else {
+		a.K, a.V = graph.Data[T](k), graph.Data[T](v)
 	}
 	requests := len(a.QIndptr) - 1
 	if err := native.CheckIndptr("qo_indptr", a.QIndptr, requests, a.T); err != nil {
