@@ -340,6 +340,8 @@ type slot struct {
 	name string
 	typ  graph.Type
 	load func(t *checkpoint.Tensor) error
+	// frozen weights may be missing: the base of adapters is not saved with them.
+	frozen bool
 }
 
 // contents are the tensors that a file must hold.
@@ -348,11 +350,27 @@ type contents struct {
 	slots []slot
 }
 
+// stacker is a model that saves some parameters in parts, along their first
+// dimension.
+type stacker interface{ OnDisk(param string) []string }
+
 func (t *Trainer) weights() []slot {
 	var s []slot
 	for _, p := range t.model.Params().All() {
-		if !p.State && !p.Frozen {
-			s = append(s, slot{p.Name, p.Type, func(t *checkpoint.Tensor) error { return t.Raw(p.Tensor().Bytes()) }})
+		if p.State {
+			continue
+		}
+		names, typ := []string{p.Name}, p.Type
+		if m, ok := t.model.(stacker); ok {
+			names = m.OnDisk(p.Name)
+		}
+		if len(names) > 1 {
+			typ.Shape = typ.Shape[1:]
+		}
+		for i, name := range names {
+			s = append(s, slot{name, typ, func(t *checkpoint.Tensor) error {
+				return t.Raw(p.Tensor().Bytes()[i*typ.Bytes() : (i+1)*typ.Bytes()])
+			}, p.Frozen})
 		}
 	}
 	return s
@@ -372,8 +390,9 @@ func restore(files ...contents) error {
 			return fmt.Errorf("%s: %w", f.path, err)
 		}
 		for _, s := range f.slots {
-			t, _ := c.Lookup(s.name)
-			loads = append(loads, func() error { return s.load(t) })
+			if t, ok := c.Lookup(s.name); ok {
+				loads = append(loads, func() error { return s.load(t) })
+			}
 		}
 	}
 	for _, load := range loads {
@@ -390,6 +409,9 @@ func fits(c *checkpoint.Checkpoint, slots []slot) error {
 	for _, s := range slots {
 		known[s.name] = true
 		t, ok := c.Lookup(s.name)
+		if !ok && s.frozen {
+			continue
+		}
 		if !ok {
 			return fmt.Errorf("must hold the tensor %s %s, it does not", s.name, s.typ)
 		}
@@ -411,8 +433,8 @@ func (a *adamW) slots() []slot {
 	for i, p := range a.params {
 		typ := graph.T(dtype.Float32, p.Type.Shape...)
 		s = append(s,
-			slot{p.Name + ".m", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.m[i]) }},
-			slot{p.Name + ".v", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.v[i]) }})
+			slot{p.Name + ".m", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.m[i]) }, false},
+			slot{p.Name + ".v", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.v[i]) }, false})
 	}
 	return s
 }
