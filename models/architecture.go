@@ -40,6 +40,8 @@ var architectures = map[string]*architecture{
 	"gemma3_text": &gemma3,
 	"olmo2":       &olmo2,
 	"smollm3":     &smollm3,
+	"qwen3_moe":   &qwen3Moe,
+	"deepseek_v3": &deepseek3,
 }
 
 // Types lists the supported values of model_type, sorted.

@@ -43,6 +43,10 @@ type Config struct {
 	LocalTheta float64 // base of the rotation of layers with the window, without scaling; 0: as the others
 	Scale      float64 // of the scores; 0: 1/sqrt(HeadDim)
 
+	Experts *Experts // nil: the gated unit in every layer
+	Latent  *Latent  // nil: keys and values are projected at once
+	Skipped int      // layers of a checkpoint behind the last one, which are not loaded
+
 	BOS, EOS, Pad []int32 // token ids
 }
 
@@ -151,6 +155,16 @@ func (c Config) Check() error {
 	case !(c.Scale >= 0) || math.IsInf(c.Scale, 0):
 		return fmt.Errorf("the scale of the scores must be 0 (1/sqrt(head_dim)) or above, got %g", c.Scale)
 	}
+	if c.Experts != nil {
+		if err := c.Experts.check(c.Layers); err != nil {
+			return err
+		}
+	}
+	if c.Latent != nil {
+		if err := c.Latent.check(); err != nil {
+			return err
+		}
+	}
 	_, _, err := native.RotaryFrequencies(c.rotary(0, false))
 	return err
 }
@@ -169,7 +183,11 @@ func (c *Config) rotary(n int, local bool) native.RotaryConfig {
 	if local {
 		return native.RotaryConfig{Dim: c.HeadDim, Base: c.LocalTheta, Positions: n}
 	}
-	return native.RotaryConfig{Dim: c.HeadDim, Base: c.RopeTheta, Positions: n, Scaling: c.RopeScale}
+	dim := c.HeadDim
+	if c.Latent != nil {
+		dim = c.Latent.Rope
+	}
+	return native.RotaryConfig{Dim: dim, Base: c.RopeTheta, Positions: n, Scaling: c.RopeScale}
 }
 
 // Write writes config.json in the spelling that every release of transformers

@@ -72,7 +72,7 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		value    any
 		want     string
 	}{
-		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: gemma3_text, llama, mistral, olmo2, qwen2, qwen3, smollm3)`},
+		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma3_text, llama, mistral, olmo2, qwen2, qwen3, qwen3_moe, smollm3)`},
 		{"llama3", "hidden_act", "relu", `hidden_act "relu" is not supported for llama (supported: silu)`},
 		{"llama3", "pretraining_tp", 2, "pretraining_tp 2 is not supported (supported: 1)"},
 		{"llama3", "quantization_config", map[string]any{"quant_method": "gptq"}, "quantization_config is not supported"},
@@ -90,6 +90,14 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		{"gemma3", "attn_logit_softcapping", 50.0, "attn_logit_softcapping 50 is not supported (supported: null)"},
 		{"gemma3", "use_bidirectional_attention", true, "use_bidirectional_attention true is not supported"},
 		{"gemma3", "sliding_window", nil, "sliding_window must be 1 or more where layers slide, got 0"},
+		{"qwen3_moe", "num_experts_per_tok", 7, "router: top-k must be from 1 to the number of experts, got top-k 7 of 6 experts"},
+		{"qwen3_moe", "decoder_sparse_step", -1, "decoder_sparse_step must be 1 or more, got -1"},
+		{"qwen3_moe", "moe_intermediate_size", -1, "moe_intermediate_size must be 1 to 2^30, got -1"},
+		{"deepseek_v3", "rope_interleave", false, "rope_interleave false is not supported (supported: true)"},
+		{"deepseek_v3", "scoring_func", "softmax", `scoring_func "softmax" is not supported (supported: sigmoid)`},
+		{"deepseek_v3", "topk_method", "greedy", `topk_method "greedy" is not supported (supported: noaux_tc)`},
+		{"deepseek_v3", "n_group", 3, "router: 8 experts do not make 3 groups of one size"},
+		{"deepseek_v3", "kv_lora_rank", -1, "kv_lora_rank must be 1 to 2^20, got -1"},
 		{"smollm3", "no_rope_layers", []int{1}, "no_rope_layers has 1 entries, num_hidden_layers is 5"},
 	} {
 		c := config(t, x.dir)

@@ -13,44 +13,72 @@ import (
 // file is config.json. Both spellings of the rotary settings are read: the
 // older rope_theta and rope_scaling, and rope_parameters.
 type file struct {
-	Architectures    []string  `json:"architectures,omitempty"`
-	ModelType        string    `json:"model_type"`
-	VocabSize        int       `json:"vocab_size"`
-	HiddenSize       int       `json:"hidden_size"`
-	IntermediateSize int       `json:"intermediate_size"`
-	Layers           int       `json:"num_hidden_layers"`
-	Heads            int       `json:"num_attention_heads"`
-	KVHeads          *int      `json:"num_key_value_heads"`
-	HeadDim          *int      `json:"head_dim,omitempty"`
-	MaxPositions     int       `json:"max_position_embeddings"`
-	HiddenAct        string    `json:"hidden_act,omitempty"`
-	HiddenActivation string    `json:"hidden_activation,omitempty"` // gemma's word for it
-	RMSNormEps       float64   `json:"rms_norm_eps"`
-	RopeTheta        *float64  `json:"rope_theta,omitempty"`
-	RopeLocalTheta   *float64  `json:"rope_local_base_freq,omitempty"`
-	RopeScaling      *rope     `json:"rope_scaling"`
-	RopeParameters   *rope     `json:"rope_parameters,omitempty"`
-	PartialRotary    *float64  `json:"partial_rotary_factor,omitempty"`
-	Tied             bool      `json:"tie_word_embeddings"`
-	AttentionBias    bool      `json:"attention_bias"`
-	MLPBias          bool      `json:"mlp_bias"`
-	SlidingWindow    *int      `json:"sliding_window"`
-	UseSlidingWindow bool      `json:"use_sliding_window"`
-	WindowPattern    int       `json:"sliding_window_pattern,omitempty"`
-	MaxWindowLayers  int       `json:"max_window_layers,omitempty"`
-	LayerTypes       []string  `json:"layer_types,omitempty"`
-	NoRopeLayers     []int     `json:"no_rope_layers,omitempty"` // 1 where the layer rotates
-	NoRopeInterval   int       `json:"no_rope_layer_interval,omitempty"`
-	QueryScalar      float64   `json:"query_pre_attn_scalar,omitempty"`
-	AttentionSoftcap *float64  `json:"attn_logit_softcapping,omitempty"`
-	FinalSoftcap     *float64  `json:"final_logit_softcapping,omitempty"`
-	Bidirectional    bool      `json:"use_bidirectional_attention,omitempty"`
-	PretrainingTP    int       `json:"pretraining_tp,omitempty"`
-	Quantization     any       `json:"quantization_config,omitempty"`
-	TorchDType       string    `json:"torch_dtype,omitempty"`
-	BOS              *tokenIDs `json:"bos_token_id"`
-	EOS              *tokenIDs `json:"eos_token_id"`
-	Pad              *tokenIDs `json:"pad_token_id"`
+	Architectures    []string `json:"architectures,omitempty"`
+	ModelType        string   `json:"model_type"`
+	VocabSize        int      `json:"vocab_size"`
+	HiddenSize       int      `json:"hidden_size"`
+	IntermediateSize int      `json:"intermediate_size"`
+	Layers           int      `json:"num_hidden_layers"`
+	Heads            int      `json:"num_attention_heads"`
+	KVHeads          *int     `json:"num_key_value_heads"`
+	HeadDim          *int     `json:"head_dim,omitempty"`
+	MaxPositions     int      `json:"max_position_embeddings"`
+	HiddenAct        string   `json:"hidden_act,omitempty"`
+	HiddenActivation string   `json:"hidden_activation,omitempty"` // gemma's word for it
+	RMSNormEps       float64  `json:"rms_norm_eps"`
+	RopeTheta        *float64 `json:"rope_theta,omitempty"`
+	RopeLocalTheta   *float64 `json:"rope_local_base_freq,omitempty"`
+	RopeScaling      *rope    `json:"rope_scaling"`
+	RopeParameters   *rope    `json:"rope_parameters,omitempty"`
+	PartialRotary    *float64 `json:"partial_rotary_factor,omitempty"`
+	Tied             bool     `json:"tie_word_embeddings"`
+	AttentionBias    bool     `json:"attention_bias"`
+	MLPBias          bool     `json:"mlp_bias"`
+	SlidingWindow    *int     `json:"sliding_window"`
+	UseSlidingWindow bool     `json:"use_sliding_window"`
+	WindowPattern    int      `json:"sliding_window_pattern,omitempty"`
+	MaxWindowLayers  int      `json:"max_window_layers,omitempty"`
+	LayerTypes       []string `json:"layer_types,omitempty"`
+	NoRopeLayers     []int    `json:"no_rope_layers,omitempty"` // 1 where the layer rotates
+	NoRopeInterval   int      `json:"no_rope_layer_interval,omitempty"`
+	QueryScalar      float64  `json:"query_pre_attn_scalar,omitempty"`
+	AttentionSoftcap *float64 `json:"attn_logit_softcapping,omitempty"`
+	FinalSoftcap     *float64 `json:"final_logit_softcapping,omitempty"`
+	Bidirectional    bool     `json:"use_bidirectional_attention,omitempty"`
+	PretrainingTP    int      `json:"pretraining_tp,omitempty"`
+
+	// Mixtures of experts.
+	SparseStep    int     `json:"decoder_sparse_step,omitempty"`
+	DenseLayers   []int   `json:"mlp_only_layers,omitempty"`
+	DenseFirst    *int    `json:"first_k_dense_replace,omitempty"`
+	ExpertFFN     int     `json:"moe_intermediate_size,omitempty"`
+	ExpertCount   int     `json:"num_experts,omitempty"`
+	LocalExperts  int     `json:"num_local_experts,omitempty"`
+	RoutedExperts int     `json:"n_routed_experts,omitempty"`
+	SharedExperts int     `json:"n_shared_experts,omitempty"`
+	TopK          *int    `json:"num_experts_per_tok,omitempty"`
+	NormTopK      bool    `json:"norm_topk_prob,omitempty"`
+	RoutedScale   float64 `json:"routed_scaling_factor,omitempty"`
+	Groups        *int    `json:"n_group,omitempty"`
+	TopGroups     *int    `json:"topk_group,omitempty"`
+	Scoring       string  `json:"scoring_func,omitempty"`
+	TopKMethod    string  `json:"topk_method,omitempty"`
+	MoEFrequency  int     `json:"moe_layer_freq,omitempty"`
+	NextLayers    int     `json:"num_nextn_predict_layers,omitempty"`
+
+	// Latent attention.
+	QRank       *int  `json:"q_lora_rank,omitempty"`
+	KVRank      int   `json:"kv_lora_rank,omitempty"`
+	RopeHeadDim int   `json:"qk_rope_head_dim,omitempty"`
+	NopeHeadDim int   `json:"qk_nope_head_dim,omitempty"`
+	VHeadDim    *int  `json:"v_head_dim,omitempty"`
+	Interleave  *bool `json:"rope_interleave,omitempty"`
+
+	Quantization any       `json:"quantization_config,omitempty"`
+	TorchDType   string    `json:"torch_dtype,omitempty"`
+	BOS          *tokenIDs `json:"bos_token_id"`
+	EOS          *tokenIDs `json:"eos_token_id"`
+	Pad          *tokenIDs `json:"pad_token_id"`
 }
 
 // rope is rope_scaling or rope_parameters.
@@ -136,6 +164,20 @@ func (f *file) config() (Config, error) {
 	}
 	return c, f.rope(&c)
 }
+
+// experts is the number of experts, under the key that the type writes.
+func (f *file) experts() int {
+	switch {
+	case f.LocalExperts > 0:
+		return f.LocalExperts
+	case f.RoutedExperts > 0:
+		return f.RoutedExperts
+	}
+	return f.ExpertCount
+}
+
+// topK is the number of experts of a token.
+func (f *file) topK() int { return orZero(f.TopK) }
 
 // activation refuses a gated unit other than the type's.
 func (f *file) activation(want string) error {

@@ -3,10 +3,12 @@ package models_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -131,11 +133,22 @@ func lossAndGradients(t *testing.T, m *models.Transformer, ids []int32, grad boo
 	for i, o := range outs[1:] {
 		v, err := run.Value(o)
 		require.NoError(t, err)
-		s := 0.0
-		for _, x := range graph.Data[float32](v) {
-			s += float64(x) * float64(x)
+		// A stack of experts is one parameter and a tensor for each in the files.
+		name, data, parts := params[i].Name(), graph.Data[float32](v), 1
+		before, kind, stack := strings.Cut(name, ".experts.")
+		if stack {
+			parts = params[i].Dim(0)
 		}
-		norms[params[i].Name()] = math.Sqrt(s)
+		for e := range parts {
+			s := 0.0
+			for _, x := range data[e*len(data)/parts : (e+1)*len(data)/parts] {
+				s += float64(x) * float64(x)
+			}
+			if stack {
+				name = fmt.Sprintf("%s.experts.%d.%s", before, e, kind)
+			}
+			norms[name] = math.Sqrt(s)
+		}
 	}
 	v, err := run.Value(loss)
 	require.NoError(t, err)

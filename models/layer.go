@@ -57,15 +57,19 @@ func (l *layer) attention(x *graph.Node) *graph.Node {
 
 // gatedUnit is down(act(gate x) * up x) with the activation of the type.
 func (l *layer) gatedUnit(x *graph.Node) *graph.Node {
-	c, s := l.c, l.Scope("mlp")
-	gate, up := linear(s, "gate_proj", x, c.FFN, c.MLPBias), linear(s, "up_proj", x, c.FFN, c.MLPBias)
+	return l.drop.apply(l.gated(l.Scope("mlp"), x, l.c.FFN), fmt.Sprintf("mlp.%d", l.index))
+}
+
+// gated is a gated unit of that width in a scope.
+func (l *layer) gated(s *graph.Builder, x *graph.Node, width int) *graph.Node {
+	gate, up := linear(s, "gate_proj", x, width, l.c.MLPBias), linear(s, "up_proj", x, width, l.c.MLPBias)
 	var h *graph.Node
 	if l.arch.gelu {
 		h = ops.GeGLU(gate, up, true)
 	} else {
 		h = ops.SwiGLU(gate, up)
 	}
-	return l.drop.apply(linear(s, "down_proj", h, c.Hidden, c.MLPBias), fmt.Sprintf("mlp.%d", l.index))
+	return linear(s, "down_proj", h, l.c.Hidden, l.c.MLPBias)
 }
 
 // linear is the projection of that name, from the last dimension to out.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/seafan/seafan/graph"
@@ -35,11 +36,12 @@ func Widen() Option { return func(s *storage) { s.wide = true } }
 // nearest where the file has them wider or quantised.
 func Store16(dt dtype.DType) Option { return func(s *storage) { s.matrices = dt } }
 
-// of is the type in which a parameter of that shape is kept, stored as it is in
-// the file. Ops read matrices in 16 bits; vectors are small and stay float32.
-func (s storage) of(t *checkpoint.Tensor) dtype.DType {
+// of is the type in which a parameter of that shape is kept. Ops read matrices
+// in 16 bits; vectors are small, and stacks of experts have no such op: both are
+// float32.
+func (s storage) of(t *checkpoint.Tensor, shape []int) dtype.DType {
 	switch {
-	case s.wide || len(t.Shape()) != 2:
+	case s.wide || len(shape) != 2:
 		return dtype.Float32
 	case s.matrices != dtype.Invalid:
 		return s.matrices
@@ -129,50 +131,57 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		return report, err
 	}
 	params := plain.params.All()
-	from := map[string]*checkpoint.Tensor{}
+	from := map[string][]*checkpoint.Tensor{}
 	var missing, shapes, unexpected []string
 	used := map[string]bool{}
 	for _, p := range params {
-		t, ok := s.lookup(p.Name)
-		if m.Config.Tied && p.Name == tableName {
+		names := m.Config.onDisk(p.Name)
+		want := p.Type.Shape
+		if len(names) > 1 {
+			want = want[1:]
+		}
+		for _, name := range names {
+			t, ok := s.lookup(name)
+			if m.Config.Tied && name == tableName {
+				if !ok {
+					t, ok = s.lookup(headName)
+				}
+				if ok {
+					report.Tied = t.Name()
+				}
+			}
 			if !ok {
-				t, ok = s.lookup(headName)
+				missing = append(missing, name)
+				continue
 			}
-			if ok {
-				report.Tied = t.Name()
+			from[p.Name] = append(from[p.Name], t)
+			used[t.Name()] = true
+			switch {
+			case !slices.Equal(t.Shape(), want):
+				shapes = append(shapes, fmt.Sprintf("%s is %s, the config says %s", t.Name(), graph.Dims(t.Shape()), graph.Dims(want)))
+			case t.Coding() == checkpoint.Plain && (!t.DType().IsFloat() || t.DType().IsFloat8()):
+				shapes = append(shapes, fmt.Sprintf("%s is stored as %s, must be a float of 16 bits or more", t.Name(), t.DType()))
 			}
-		}
-		if !ok {
-			missing = append(missing, p.Name)
-			continue
-		}
-		from[p.Name] = t
-		used[t.Name()] = true
-		switch {
-		case !slices.Equal(t.Shape(), p.Type.Shape):
-			shapes = append(shapes, fmt.Sprintf("%s is %s, the config says %s", t.Name(), graph.Dims(t.Shape()), p.Type.Dims()))
-		case t.Coding() == checkpoint.Plain && (!t.DType().IsFloat() || t.DType().IsFloat8()):
-			shapes = append(shapes, fmt.Sprintf("%s is stored as %s, must be a float of 16 bits or more", t.Name(), t.DType()))
 		}
 	}
 	head, hasHead := s.lookup(headName)
 	for _, t := range s.ck.Tensors() {
 		switch {
 		case used[t.Name()]:
-		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), s.gguf != nil && t.Name() == ropeFactors,
+		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
 			m.Config.Tied && hasHead && t == head:
 			report.Ignored = append(report.Ignored, t.Name())
 		default:
 			unexpected = append(unexpected, t.Name())
 		}
 	}
-	if m.Config.Tied && hasHead && from[tableName] != nil && head != from[tableName] {
-		same, err := equalBytes(head, from[tableName])
+	if m.Config.Tied && hasHead && len(from[tableName]) == 1 && head != from[tableName][0] {
+		same, err := equalBytes(head, from[tableName][0])
 		if err != nil {
 			return report, err
 		}
 		if !same {
-			return report, fmt.Errorf("tie_word_embeddings is true, but %s and %s differ", from[tableName].Name(), head.Name())
+			return report, fmt.Errorf("tie_word_embeddings is true, but %s and %s differ", from[tableName][0].Name(), head.Name())
 		}
 	}
 	for _, x := range []struct {
@@ -184,12 +193,17 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		}
 	}
 	for _, want := range params {
-		t := from[want.Name]
-		p, err := m.params.Add(want.Name, graph.T(s.kept.of(t), want.Type.Shape...), false)
+		parts := from[want.Name]
+		p, err := m.params.Add(want.Name, graph.T(s.kept.of(parts[0], want.Type.Shape), want.Type.Shape...), false)
 		if err != nil {
 			return report, err
 		}
-		if err := m.read(p, t, s); err != nil {
+		if len(parts) > 1 {
+			err = readStack(p, parts)
+		} else {
+			err = m.read(p, parts[0], s)
+		}
+		if err != nil {
 			return report, err
 		}
 		p.Touch()
@@ -259,6 +273,30 @@ func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) erro
 		}
 		return nil
 	})
+}
+
+// readStack fills a stack from its parts, in float32.
+func readStack(p *graph.Param, parts []*checkpoint.Tensor) error {
+	w := graph.Data[float32](p.Tensor())
+	n := len(w) / len(parts)
+	for i, t := range parts {
+		if err := t.Float32(w[i*n : (i+1)*n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// skips reports a tensor of a layer behind the last one, where the config says
+// that there are such.
+func (c *Config) skips(name string) bool {
+	rest, ok := strings.CutPrefix(name, "model.layers.")
+	if !ok {
+		return false
+	}
+	digits, _, _ := strings.Cut(rest, ".")
+	n, err := strconv.Atoi(digits)
+	return err == nil && n >= c.Layers && n < c.Layers+c.Skipped
 }
 
 // inOrder reads a tensor into w and undoes the order that GGUF gives the rows of

@@ -120,8 +120,8 @@ func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
 	return ad, nil
 }
 
-// linears lists the layers with a weight matrix, the head among them when it
-// has one of its own.
+// linears lists the layers with a weight matrix: the head among them when it has
+// one of its own, routers not.
 func (m *Transformer) linears() ([]string, error) {
 	plain, err := New(m.Config)
 	if err != nil {
@@ -132,7 +132,7 @@ func (m *Transformer) linears() ([]string, error) {
 	}
 	var list []string
 	for _, p := range plain.params.All() {
-		if module, ok := strings.CutSuffix(p.Name, ".weight"); ok && len(p.Type.Shape) == 2 && p.Name != tableName {
+		if module, ok := strings.CutSuffix(p.Name, ".weight"); ok && len(p.Type.Shape) == 2 && p.Name != tableName && !strings.HasSuffix(module, ".mlp.gate") {
 			list = append(list, module)
 		}
 	}

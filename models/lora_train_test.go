@@ -75,3 +75,42 @@ func TestAdaptersAreTrained(t *testing.T) {
 	ids := []int32{1, 2, 3}
 	require.Equal(t, adaptedLogits(t, want, ids), adaptedLogits(t, back, ids))
 }
+
+// TestMixturesAreTrainedAndResumed: stacks of experts are saved one by one and
+// come back, the bias of the choice among them.
+func TestMixturesAreTrainedAndResumed(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "text.txt")
+	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("one fish, two fish. ", 50)), 0o666))
+	o := train.Defaults()
+	o.Steps, o.Batch, o.Context, o.Warmup, o.LR, o.SaveEvery = 4, 2, 16, 0, 1e-3, 2
+	run := func(dir string, steps int) *models.Transformer {
+		m, _, err := models.Load("testdata/golden/deepseek_v3")
+		require.NoError(t, err)
+		tokens, err := train.Open(train.OpenOptions{}, text)
+		require.NoError(t, err)
+		defer tokens.Close()
+		data, err := train.NewWindows(tokens, m.Config.Vocab, train.WindowOptions{Context: o.Context, Order: train.Epochs, Validation: 0.1})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		tr, err := train.New(m, data, o, train.Dir(dir), train.Each(func(m train.Metric) {
+			if m.Step == steps && steps < o.Steps {
+				cancel()
+			}
+		}))
+		require.NoError(t, err)
+		if _, err := train.Latest(dir); err == nil {
+			require.NoError(t, tr.Resume())
+		}
+		_, err = tr.Run(ctx)
+		require.Equal(t, steps < o.Steps, err != nil)
+		return m
+	}
+	want := run(filepath.Join(t.TempDir(), "whole"), o.Steps)
+	cut := filepath.Join(t.TempDir(), "cut")
+	run(cut, 2)
+	got := run(cut, o.Steps)
+	for i, p := range want.Params().All() {
+		require.Equal(t, p.Tensor().Bytes(), got.Params().All()[i].Tensor().Bytes(), p.Name)
+	}
+}

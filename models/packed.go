@@ -45,14 +45,15 @@ func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 		QOIndptr: ints(PackedQOIndptr, s.Requests+1), Indptr: ints(PackedPageIndptr, s.Requests+1),
 		Indices: ints(PackedPageIndices, s.Indices), LastPageLen: ints(PackedLastPageLen, s.Requests),
 	}
-	pool := func(name string) *graph.Node {
-		return b.State(name, b.Float(), s.Pages, s.PageSize, c.KVHeads, c.HeadDim)
+	// pool holds the rows [T,heads,width] of x in pages.
+	pool := func(name string, x *graph.Node) *graph.Node {
+		return b.State(name, b.Float(), s.Pages, s.PageSize, x.Dim(-2), x.Dim(-1))
 	}
 	hidden := m.Hidden(b, tokens, Dropout{}, func(_ *graph.Builder, l int, q, k, v *graph.Node) *graph.Node {
 		r := layers[l]
 		q, k = r.turn(q, pos), r.turn(k, pos)
-		kp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.k", l)), k, slots)
-		vp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.v", l)), v, slots)
+		kp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.k", l), k), k, slots)
+		vp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.v", l), v), v, slots)
 		return ops.PagedAttention(q, kp, vp, pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale})
 	})
 	// Rows of a table are read by index: the last row of each request.

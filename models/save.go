@@ -59,7 +59,29 @@ func (m *Transformer) writeFiles(dir string, s saving) error {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), config.Bytes(), 0o666); err != nil {
 		return err
 	}
-	return checkpoint.Save(dir, entries(m.params.All(), s.as), checkpoint.SaveOptions{MaxShardBytes: s.shard})
+	return checkpoint.Save(dir, m.tensors(s.as), checkpoint.SaveOptions{MaxShardBytes: s.shard})
+}
+
+// tensors lists those of the model's files: stacks of experts one by one.
+func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
+	return func(yield func(checkpoint.Entry) bool) {
+		for e := range entries(m.params.All(), as) {
+			names := m.Config.onDisk(e.Name)
+			if len(names) == 1 {
+				if !yield(e) {
+					return
+				}
+				continue
+			}
+			w, shape := widened(m.params.Get(e.Name).Tensor()), e.Shape[1:]
+			n := len(w) / len(names)
+			for i, name := range names {
+				if !yield(checkpoint.Rounded(name, e.DType, w[i*n:(i+1)*n], shape...)) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Entries are the weights among params, to be saved as they are stored.

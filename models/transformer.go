@@ -16,6 +16,7 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // Transformer is a decoder with grouped-query attention, rotary positions,
@@ -53,17 +54,22 @@ func (m *Transformer) table(k tableKey) (*ops.RotaryTable, error) {
 		return t, nil
 	}
 	t, err := ops.NewRotaryTable(m.Config.rotary(k.positions, k.local))
-	if err == nil {
-		m.tables[k] = t
+	if err != nil {
+		return nil, err
 	}
-	return t, err
+	if a := m.Config.Latent; a != nil {
+		t = latentTable(t, a.Nope)
+	}
+	m.tables[k] = t
+	return t, nil
 }
 
 // reach is how far the attention of one layer sees and how it turns heads.
 type reach struct {
-	table  *ops.RotaryTable // nil: no rotation
-	window int
-	scale  float64
+	table   *ops.RotaryTable // nil: no rotation
+	pairing native.RotaryPairing
+	window  int
+	scale   float64
 }
 
 // reaches lists the layers' for sequences of n tokens.
@@ -71,7 +77,10 @@ func (m *Transformer) reaches(n int) ([]reach, error) {
 	c := &m.Config
 	rs := make([]reach, c.Layers)
 	for l := range rs {
-		rs[l] = reach{window: c.WindowOf(l), scale: c.Scale}
+		rs[l] = reach{pairing: ops.Half, window: c.WindowOf(l), scale: c.Scale}
+		if c.Latent != nil {
+			rs[l].pairing = ops.Interleaved
+		}
 		if c.NoRope != nil && c.NoRope[l] {
 			continue
 		}
@@ -89,7 +98,7 @@ func (r reach) turn(x, pos *graph.Node) *graph.Node {
 	if r.table == nil {
 		return x
 	}
-	return ops.Rotary(x, pos, r.table, ops.Half)
+	return ops.Rotary(x, pos, r.table, r.pairing)
 }
 
 // Mixer is how a layer's queries meet keys and values: q [...,Heads,HeadDim], k

@@ -46,6 +46,27 @@ def smollm3():
     return transformers.SmolLM3ForCausalLM, c, torch.bfloat16
 
 
+def qwen3_moe():
+    c = transformers.Qwen3MoeConfig(
+        vocab_size=VOCAB, hidden_size=40, intermediate_size=72, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=12, max_position_embeddings=512, moe_intermediate_size=24, num_experts=6,
+        num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[2], eos_token_id=5, pad_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})
+    return transformers.Qwen3MoeForCausalLM, c, torch.bfloat16
+
+
+def deepseek_v3():
+    c = transformers.DeepseekV3Config(
+        vocab_size=VOCAB, hidden_size=40, intermediate_size=72, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=640, moe_intermediate_size=16, n_routed_experts=8,
+        n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2, routed_scaling_factor=2.5,
+        first_k_dense_replace=1, kv_lora_rank=24, q_lora_rank=20, qk_rope_head_dim=8, qk_nope_head_dim=12,
+        v_head_dim=14, num_mtp_layers=0, rms_norm_eps=1e-5, eos_token_id=5, pad_token_id=None,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
+                         "mscale": 1.0, "mscale_all_dim": 0.8, "original_max_position_embeddings": 16})
+    return transformers.DeepseekV3ForCausalLM, c, torch.bfloat16
+
+
 def weights(model, seed, unit_norm):
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
@@ -59,6 +80,27 @@ def weights(model, seed, unit_norm):
                 p.copy_(r * (0.25 if model.config.tie_word_embeddings else 0.5))
             else:
                 p.copy_(r * 1.3 / p.shape[-1] ** 0.5)
+
+
+    for name, b in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            b.copy_(0.2 * torch.randn(b.shape, generator=g))
+
+
+def on_disk(name, grad):
+    """The gradient of a parameter under the names that its tensors have on disk."""
+    if name.endswith("experts.gate_up_proj"):
+        at = name.removesuffix("gate_up_proj")
+        for e, g in enumerate(grad):
+            half = len(g) // 2
+            yield f"{at}{e}.gate_proj.weight", g[:half]
+            yield f"{at}{e}.up_proj.weight", g[half:]
+    elif name.endswith("experts.down_proj"):
+        at = name.removesuffix("down_proj")
+        for e, g in enumerate(grad):
+            yield f"{at}{e}.down_proj.weight", g
+    else:
+        yield name, grad
 
 
 def number(x):
@@ -91,13 +133,16 @@ def prompt(model, ids):
 
 def make(name):
     cls, config, stored = globals()[name]()
+    eager = {"attn_implementation": "eager"}
+    if hasattr(config, "moe_intermediate_size"):
+        eager["experts_implementation"] = "eager"
     config._attn_implementation = "eager"
     out = HERE / name
     for seed in range(1, 100):
         model = cls(config)
         weights(model, seed, name == "gemma3")
         model.to(stored).save_pretrained(out)
-        model = cls.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+        model = cls.from_pretrained(out, dtype=torch.float32, **eager).eval()
         g = torch.Generator().manual_seed(seed)
         prompts = [prompt(model, torch.randint(VOCAB, (n,), generator=g).tolist()) for n in (1, 17, 70)]
         smallest = min(min(p["greedy"]["margins"]) for p in prompts)
@@ -106,15 +151,15 @@ def make(name):
     ids = prompts[-1]["input_ids"]
     z = model(torch.tensor([ids]), use_cache=False).logits[0]
     torch.nn.functional.cross_entropy(z[:-1], torch.tensor(ids[1:])).backward()
-    norms = {k: number(p.grad.double().norm()) for k, p in model.named_parameters()}
+    norms = {n: number(g.double().norm()) for k, p in model.named_parameters() for n, g in on_disk(k, p.grad)}
     with torch.no_grad():
-        wide = cls.from_pretrained(out, dtype=torch.float64, attn_implementation="eager").eval()
+        wide = cls.from_pretrained(out, dtype=torch.float64, **eager).eval()
         error = number((wide(torch.tensor([ids]), use_cache=False).logits[0] - z).abs().max())
     golden = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0], "seed": seed,
               "smallest_margin": smallest, "float32_error": error, "prompts": prompts, "gradient_norms": norms}
     (out / "golden.json").write_text(json.dumps(golden))
     print(name, "seed", seed, "margin", smallest, "error", error, "loss", prompts[-1]["loss"],
-          "largest logit", float(z.abs().max()))
+          "largest logit", float(z.detach().abs().max()))
 
 
 for name in sys.argv[1:]:

@@ -1,0 +1,81 @@
+// Mixtures of experts as a part of a layer.
+
+package models
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops"
+)
+
+// Experts describes the mixture that stands in a layer for the gated unit.
+type Experts struct {
+	Router ops.Router
+	FFN    int    // width of one expert
+	Shared int    // width of the expert that every token has; 0: none
+	Bias   bool   // the choice adds a bias to the scores, which is not trained
+	Dense  []bool // by layer: the gated unit and no mixture
+}
+
+func (e *Experts) check(layers int) error {
+	switch {
+	case e.FFN < 1 || e.FFN > 1<<30:
+		return fmt.Errorf("moe_intermediate_size must be 1 to 2^30, got %d", e.FFN)
+	case e.Shared < 0 || e.Shared > 1<<30:
+		return fmt.Errorf("the width of the shared experts must be 0 to 2^30, got %d", e.Shared)
+	case e.Router.Experts > 1<<16:
+		return fmt.Errorf("at most 65536 experts are supported, got %d", e.Router.Experts)
+	case len(e.Dense) != layers:
+		return fmt.Errorf("Dense has %d entries, num_hidden_layers is %d", len(e.Dense), layers)
+	}
+	return e.Router.Check()
+}
+
+// feedForward is the gated unit, or the mixture in the layers that have one.
+func (l *layer) feedForward(x *graph.Node) *graph.Node {
+	s := l.Scope("mlp")
+	if e := l.c.Experts; e != nil && !e.Dense[l.index] {
+		x = l.mixture(s, e, x)
+	} else {
+		x = l.gated(s, x, l.c.FFN)
+	}
+	return l.drop.apply(x, fmt.Sprintf("mlp.%d", l.index))
+}
+
+func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node {
+	n, d := e.Router.Experts, l.c.Hidden
+	logits := ops.Linear(x, s.Param("gate.weight", n, d))
+	var bias *graph.Node
+	if e.Bias {
+		bias = s.Param("gate.e_score_correction_bias", n)
+		if p := bias.Param(); p != nil {
+			p.Frozen = true // it steers the load and has no gradient
+		}
+	}
+	ids, weights := ops.Route(logits, bias, e.Router)
+	y := ops.Experts(x, weights, ids,
+		s.Param("experts.gate_proj.weight", n, e.FFN, d), s.Param("experts.up_proj.weight", n, e.FFN, d), s.Param("experts.down_proj.weight", n, d, e.FFN))
+	if e.Shared > 0 {
+		y = ops.Add(y, l.gated(s.Scope("shared_experts"), x, e.Shared))
+	}
+	return y
+}
+
+// OnDisk lists the tensors of the model's files that make up a parameter: itself,
+// or one for each expert of a stack, along its first dimension.
+func (m *Transformer) OnDisk(param string) []string { return m.Config.onDisk(param) }
+
+func (c *Config) onDisk(name string) []string {
+	before, kind, ok := strings.Cut(name, ".mlp.experts.")
+	if !ok || c.Experts == nil {
+		return []string{name}
+	}
+	names := make([]string, c.Experts.Router.Experts)
+	for e := range names {
+		names[e] = before + ".mlp.experts." + strconv.Itoa(e) + "." + kind
+	}
+	return names
+}
