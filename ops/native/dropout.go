@@ -1,6 +1,9 @@
 package native
 
-import "math/bits"
+import (
+	"math"
+	"math/bits"
+)
 
 // This file is dropout and the random words it draws.
 
@@ -36,21 +39,31 @@ func dropoutUnit[T Float](a *dropoutArgs[T], unit int) {
 		copy(a.y[from:to], a.x[from:to])
 		return
 	}
-	scale := T(1 / (1 - a.p))
+	scale := T(0)
+	if a.p < 1 {
+		scale = T(1 / (1 - a.p))
+	}
+	least := uint32(math.Ceil(a.p * (1 << 24))) // of the upper 24 bits of a kept element
+	keep := func(x T, word uint32) T {
+		either := [2]T{0, x} // a branch would be mispredicted
+		return scale * either[(least-1-word>>8)>>31]
+	}
 	for i := from; i < to; i += 4 {
-		words := philox(uint64(i/4), a.step, a.seed)
-		for lane := range min(4, to-i) {
-			if float64(words[lane]>>8)*0x1p-24 >= a.p {
-				a.y[i+lane] = scale * a.x[i+lane]
-			} else {
-				a.y[i+lane] = 0
+		w0, w1, w2, w3 := philox(uint64(i/4), a.step, a.seed)
+		if i+4 > to {
+			words := [4]uint32{w0, w1, w2, w3}
+			for lane, x := range a.x[i:to] {
+				a.y[i+lane] = keep(x, words[lane])
 			}
+			return
 		}
+		x, y := (*[4]T)(a.x[i:]), (*[4]T)(a.y[i:])
+		y[0], y[1], y[2], y[3] = keep(x[0], w0), keep(x[1], w1), keep(x[2], w2), keep(x[3], w3)
 	}
 }
 
 // philox is Philox4x32 with ten rounds; low and high are halves of the counter.
-func philox(low, high, key uint64) [4]uint32 {
+func philox(low, high, key uint64) (w0, w1, w2, w3 uint32) {
 	c0, c1, c2, c3 := uint32(low), uint32(low>>32), uint32(high), uint32(high>>32)
 	k0, k1 := uint32(key), uint32(key>>32)
 	for range 10 {
@@ -60,5 +73,5 @@ func philox(low, high, key uint64) [4]uint32 {
 		k0 += 0x9E3779B9
 		k1 += 0xBB67AE85
 	}
-	return [4]uint32{c0, c1, c2, c3}
+	return c0, c1, c2, c3
 }
