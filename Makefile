@@ -6,7 +6,7 @@ OPTICKS  = $(shell $(GO) env GOROOT)/src/testdata/Isaac.Newton-Opticks.txt
 RUN     ?= runs/demo
 VETTED   = linux/arm64 darwin/arm64 windows/amd64
 
-.PHONY: help demo test test-race bench lint fmt check cross
+.PHONY: help demo test test-race bench lint fmt check cross gpu-check
 
 help:
 	@echo "make demo       train a small model on Newton's Opticks, then let it write (about 4 minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint       gofmt, go vet, staticcheck"
 	@echo "make cross      build without cgo, vet for $(VETTED)"
 	@echo "make check      lint and cross"
+	@echo "make gpu-check  build, vet and test with -tags gpu against a stub of the driver (no GPU needed)"
 	@echo "make fmt        gofmt -w"
 
 demo:
@@ -46,6 +47,8 @@ cross:
 	done
 
 check: lint cross
+
+gpu-check: gpu gpu-test
 
 fmt:
 	gofmt -w .
