@@ -295,6 +295,22 @@ func TestOptionsAreChecked(t *testing.T) {
 	require.EqualError(t, err, "autocast: FP8: the graph is missing")
 }
 
+// TestFrozenWeightsTakePart: the base under adapters multiplies in FP8 and gets
+// no gradient.
+func TestFrozenWeightsTakePart(t *testing.T) {
+	m := newModel(t, tiny)
+	p := m.Params().Get("model.layers.0.mlp.up_proj.weight")
+	p.Frozen = true
+	b, report, err := autocast.FP8(lossGraph(t, m), autocast.Options{Filter: small})
+	require.NoError(t, err)
+	require.Contains(t, report.Cast(), p.Name)
+	before := string(p.Tensor().Bytes())
+	d := newDescent(t, b)
+	d.step(t, feeds(tiny, 0))
+	require.Equal(t, before, string(p.Tensor().Bytes()))
+	require.Less(t, strings.Count(d.run.Plan().String(), " fp8_linear_grad_w "), 14)
+}
+
 // TestTwoRecipesOnOneModelAreRefused: the states of one cannot serve the other.
 func TestTwoRecipesOnOneModelAreRefused(t *testing.T) {
 	m := newModel(t, tiny)

@@ -211,6 +211,7 @@ func StoreFP8(params *graph.Params, names []string) error {
 			return fmt.Errorf("autocast: StoreFP8: %w", err)
 		}
 		copy(graph.Data[float32](scale.Tensor()), s.steps)
+		scale.Frozen = true
 		scale.Touch()
 		if err := s.p.Store(dtype.Float8E4M3, s.codes); err != nil {
 			return fmt.Errorf("autocast: StoreFP8: %w", err)
