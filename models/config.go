@@ -47,6 +47,10 @@ type Config struct {
 	Latent  *Latent  // nil: keys and values are projected at once
 	Skipped int      // layers of a checkpoint behind the last one, which are not loaded
 
+	// Quantization is quantization_config as the file has it: weights are
+	// stored in 8-bit floats with steps.
+	Quantization json.RawMessage
+
 	BOS, EOS, Pad []int32 // token ids
 }
 
@@ -204,7 +208,7 @@ func (c Config) write(w io.Writer, stored string) error {
 		VocabSize: c.Vocab, HiddenSize: c.Hidden, IntermediateSize: c.FFN, Layers: c.Layers, Heads: c.Heads,
 		KVHeads: &c.KVHeads, HeadDim: &c.HeadDim, MaxPositions: c.Context,
 		HiddenAct: arch.defaults().HiddenAct, HiddenActivation: arch.defaults().HiddenActivation, RMSNormEps: c.NormEps,
-		Tied: c.Tied, TorchDType: stored,
+		Tied: c.Tied, TorchDType: stored, Quantization: c.Quantization,
 	}
 	if c.BOS != nil {
 		f.BOS = (*tokenIDs)(&c.BOS)

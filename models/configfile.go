@@ -74,11 +74,11 @@ type file struct {
 	VHeadDim    *int  `json:"v_head_dim,omitempty"`
 	Interleave  *bool `json:"rope_interleave,omitempty"`
 
-	Quantization any       `json:"quantization_config,omitempty"`
-	TorchDType   string    `json:"torch_dtype,omitempty"`
-	BOS          *tokenIDs `json:"bos_token_id"`
-	EOS          *tokenIDs `json:"eos_token_id"`
-	Pad          *tokenIDs `json:"pad_token_id"`
+	Quantization json.RawMessage `json:"quantization_config,omitempty"`
+	TorchDType   string          `json:"torch_dtype,omitempty"`
+	BOS          *tokenIDs       `json:"bos_token_id"`
+	EOS          *tokenIDs       `json:"eos_token_id"`
+	Pad          *tokenIDs       `json:"pad_token_id"`
 }
 
 // rope is rope_scaling or rope_parameters.
@@ -156,8 +156,15 @@ func (f *file) config() (Config, error) {
 	} else if c.Heads > 0 {
 		c.HeadDim = c.Hidden / c.Heads
 	}
-	if f.Quantization != nil {
-		return c, fmt.Errorf("quantization_config is not supported")
+	if raw := f.Quantization; raw != nil && string(raw) != "null" {
+		if err := checkQuantization(raw); err != nil {
+			return c, err
+		}
+		var tight bytes.Buffer
+		if err := json.Compact(&tight, raw); err != nil {
+			return c, err
+		}
+		c.Quantization = tight.Bytes()
 	}
 	if f.PretrainingTP > 1 {
 		return c, fmt.Errorf("pretraining_tp %d is not supported (supported: 1)", f.PretrainingTP)

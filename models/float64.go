@@ -13,12 +13,15 @@ func (m *Transformer) Float64() (*Transformer, error) {
 		return nil, err
 	}
 	for _, p := range m.params.All() {
+		if m.isSteps(p) {
+			continue
+		}
 		q, err := w.params.Add(p.Name, graph.T(dtype.Float64, p.Type.Shape...), p.State)
 		if err != nil {
 			return nil, err
 		}
 		dst := graph.Data[float64](q.Tensor())
-		for i, v := range widened(p.Tensor()) {
+		for i, v := range m.wide(p) {
 			dst[i] = float64(v)
 		}
 		q.Touch()

@@ -51,6 +51,12 @@ func (s storage) of(t *checkpoint.Tensor, shape []int) dtype.DType {
 	return dtype.Float32
 }
 
+// codes reports whether a matrix in 8-bit floats stays as it is: where
+// ops.Linear alone reads it.
+func (s storage) codes(name string) bool {
+	return !s.wide && s.matrices == dtype.Invalid && name != tableName
+}
+
 func storageOf(opts []Option) (storage, error) {
 	var s storage
 	for _, o := range opts {
@@ -133,6 +139,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	params := plain.params.All()
 	from := map[string][]*checkpoint.Tensor{}
 	var missing, shapes, unexpected []string
+	codes := map[string]*checkpoint.FP8Weight{} // weights in 8-bit floats
 	used := map[string]bool{}
 	for _, p := range params {
 		names := m.Config.onDisk(p.Name)
@@ -159,8 +166,14 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			switch {
 			case !slices.Equal(t.Shape(), want):
 				shapes = append(shapes, fmt.Sprintf("%s is %s, the config says %s", t.Name(), graph.Dims(t.Shape()), graph.Dims(want)))
-			case t.Coding() == checkpoint.Plain && (!t.DType().IsFloat() || t.DType().IsFloat8()):
-				shapes = append(shapes, fmt.Sprintf("%s is stored as %s, must be a float of 16 bits or more", t.Name(), t.DType()))
+			case t.DType().IsFloat8():
+				q, err := s.ck.FP8(t.Name())
+				if err != nil {
+					return report, err
+				}
+				codes[t.Name()], used[q.StepsName] = q, true
+			case t.Coding() == checkpoint.Plain && !t.DType().IsFloat():
+				shapes = append(shapes, fmt.Sprintf("%s is stored as %s, must be a float", t.Name(), t.DType()))
 			}
 		}
 	}
@@ -168,7 +181,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	for _, t := range s.ck.Tensors() {
 		switch {
 		case used[t.Name()]:
-		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
+		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(t.Name()), len(codes) > 0 && isActivationStep(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
 			m.Config.Tied && hasHead && t == head:
 			report.Ignored = append(report.Ignored, t.Name())
 		default:
@@ -194,12 +207,22 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	}
 	for _, want := range params {
 		parts := from[want.Name]
+		if q := codes[parts[0].Name()]; q != nil && len(parts) == 1 && s.kept.codes(want.Name) {
+			if err := m.addCodes(want.Name, q); err != nil {
+				return report, err
+			}
+			continue
+		}
 		p, err := m.params.Add(want.Name, graph.T(s.kept.of(parts[0], want.Type.Shape), want.Type.Shape...), false)
 		if err != nil {
 			return report, err
 		}
 		if len(parts) > 1 {
-			err = readStack(p, parts)
+			err = readStack(p, parts, codes)
+		} else if q := codes[parts[0].Name()]; q != nil {
+			wide := make([]float32, p.Type.Size())
+			err = q.Float32(wide)
+			narrow(p.Tensor(), wide)
 		} else {
 			err = m.read(p, parts[0], s)
 		}
@@ -276,11 +299,15 @@ func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) erro
 }
 
 // readStack fills a stack from its parts, in float32.
-func readStack(p *graph.Param, parts []*checkpoint.Tensor) error {
+func readStack(p *graph.Param, parts []*checkpoint.Tensor, codes map[string]*checkpoint.FP8Weight) error {
 	w := graph.Data[float32](p.Tensor())
 	n := len(w) / len(parts)
 	for i, t := range parts {
-		if err := t.Float32(w[i*n : (i+1)*n]); err != nil {
+		read := t.Float32
+		if q := codes[t.Name()]; q != nil {
+			read = q.Float32
+		}
+		if err := read(w[i*n : (i+1)*n]); err != nil {
 			return err
 		}
 	}

@@ -137,7 +137,7 @@ func TestEveryTensorIsAccountedFor(t *testing.T) {
 		return []checkpoint.Entry{e}
 	}), nil)
 	_, _, err = models.Load(integer)
-	require.EqualError(t, err, "models: "+integer+": tensors that do not fit: model.norm.weight is stored as int32, must be a float of 16 bits or more")
+	require.EqualError(t, err, "models: "+integer+": tensors that do not fit: model.norm.weight is stored as int32, must be a float")
 
 	// A config that disagrees with the weights: both are named, and nothing is
 	// allocated for what it says.

@@ -193,7 +193,12 @@ func (ad *Adapted) Parameters() int {
 
 // substitute is the pass: a linear with an adapter gets the second term added.
 func (ad *Adapted) substitute(n *graph.Node, in []*graph.Node) []*graph.Node {
-	if _, ok := n.Op().(ops.LinearOp); !ok || n.In()[1].Param() == nil {
+	switch n.Op().(type) {
+	case ops.LinearOp, ops.FP8WeightLinearOp:
+	default:
+		return nil
+	}
+	if n.In()[1].Param() == nil {
 		return nil
 	}
 	module := strings.TrimSuffix(n.In()[1].Param().Name, ".weight")
@@ -256,7 +261,8 @@ func (ad *Adapted) Packed(b *graph.Builder, s Packed) *graph.Node {
 }
 
 // Merge returns a model of its own with the adapters added to the weights,
-// rounded where those are stored in 16 bits. ad stays as it is.
+// rounded where those are stored in 16 bits and in float32 where they are in 8.
+// ad stays as it is.
 func (ad *Adapted) Merge() (*Transformer, error) {
 	m, err := New(ad.Config)
 	if err != nil {
@@ -266,13 +272,21 @@ func (ad *Adapted) Merge() (*Transformer, error) {
 		if !p.Frozen {
 			continue // an adapter
 		}
-		q, err := m.params.Add(p.Name, p.Type, false)
+		if ad.isSteps(p) {
+			continue
+		}
+		typ := p.Type
+		if typ.DType.IsFloat8() {
+			typ.DType = dtype.Float32 // codes with their steps do not take a sum
+		}
+		q, err := m.params.Add(p.Name, typ, false)
 		if err != nil {
 			return nil, err
 		}
-		copy(q.Tensor().Bytes(), p.Tensor().Bytes())
+		narrow(q.Tensor(), ad.wide(p))
 		q.Touch()
 	}
+	m.Config.Quantization = nil
 	for module, x := range ad.adapters {
 		w := m.params.Get(module + ".weight").Tensor()
 		n, k, r := w.Shape[0], w.Shape[1], x.a.Type.Shape[0]
@@ -283,10 +297,11 @@ func (ad *Adapted) Merge() (*Transformer, error) {
 	return m, nil
 }
 
-// narrow stores float32 values in the type of t; those that widened gave of a
-// float32 tensor are there already.
+// narrow stores float32 values in the type of t.
 func narrow(t graph.Tensor, wide []float32) {
 	switch t.DType {
+	case dtype.Float32:
+		copy(graph.Data[float32](t), wide) // no copy of its own memory
 	case dtype.BFloat16:
 		dtype.FromFloat32(graph.Data[dtype.BF16](t), wide)
 	case dtype.Float16:

@@ -49,11 +49,12 @@ func (m *Transformer) writeFiles(dir string, s saving) error {
 	if table := m.params.Get(tableName); table != nil {
 		stored = table.Type.DType
 	}
+	c := m.Config
 	if s.as != dtype.Invalid {
-		stored = s.as
+		stored, c.Quantization = s.as, nil
 	}
 	var config bytes.Buffer
-	if err := m.Config.write(&config, stored.String()); err != nil {
+	if err := c.write(&config, stored.String()); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), config.Bytes(), 0o666); err != nil {
@@ -65,18 +66,28 @@ func (m *Transformer) writeFiles(dir string, s saving) error {
 // tensors lists those of the model's files: stacks of experts one by one.
 func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 	return func(yield func(checkpoint.Entry) bool) {
-		for e := range entries(m.params.All(), as) {
-			names := m.Config.onDisk(e.Name)
-			if len(names) == 1 {
-				if !yield(e) {
+		for _, p := range m.params.All() {
+			if p.State || as != dtype.Invalid && m.isSteps(p) {
+				continue
+			}
+			stored := as
+			if as == dtype.Invalid {
+				stored = p.Type.DType
+			}
+			names := m.Config.onDisk(p.Name)
+			if len(names) == 1 && stored == p.Type.DType {
+				if !yield(entry(p.Name, p.Tensor())) {
 					return
 				}
 				continue
 			}
-			w, shape := widened(m.params.Get(e.Name).Tensor()), e.Shape[1:]
+			w, shape := m.wide(p), p.Type.Shape
+			if len(names) > 1 {
+				shape = shape[1:]
+			}
 			n := len(w) / len(names)
 			for i, name := range names {
-				if !yield(checkpoint.Rounded(name, e.DType, w[i*n:(i+1)*n], shape...)) {
+				if !yield(checkpoint.Rounded(name, stored, w[i*n:(i+1)*n], shape...)) {
 					return
 				}
 			}
@@ -86,29 +97,26 @@ func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 
 // Entries are the weights among params, to be saved as they are stored.
 func Entries(params []*graph.Param) iter.Seq[checkpoint.Entry] {
-	return entries(params, dtype.Invalid)
-}
-
-func entries(params []*graph.Param, as dtype.DType) iter.Seq[checkpoint.Entry] {
 	return func(yield func(checkpoint.Entry) bool) {
 		for _, p := range params {
-			if !p.State && !yield(entry(p.Name, p.Tensor(), as)) {
+			if !p.State && !yield(entry(p.Name, p.Tensor())) {
 				return
 			}
 		}
 	}
 }
 
-// entry is a tensor to be saved as a type, or as it is stored.
-func entry(name string, t graph.Tensor, as dtype.DType) checkpoint.Entry {
-	if as != dtype.Invalid && as != t.DType {
-		return checkpoint.Rounded(name, as, widened(t), t.Shape...)
-	}
+// entry is a tensor to be saved as it is stored.
+func entry(name string, t graph.Tensor) checkpoint.Entry {
 	switch t.DType {
 	case dtype.BFloat16:
 		return checkpoint.Values(name, graph.Data[dtype.BF16](t), t.Shape...)
 	case dtype.Float16:
 		return checkpoint.Values(name, graph.Data[dtype.F16](t), t.Shape...)
+	case dtype.Float8E4M3:
+		return checkpoint.Values(name, graph.Data[dtype.E4M3](t), t.Shape...)
+	case dtype.Float8E5M2:
+		return checkpoint.Values(name, graph.Data[dtype.E5M2](t), t.Shape...)
 	}
 	return checkpoint.Values(name, graph.Data[float32](t), t.Shape...)
 }

@@ -1,0 +1,125 @@
+// Checkpoints whose linear layers are stored in 8-bit floats with steps.
+
+package models
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models/checkpoint"
+)
+
+// quantMethods are the values of quant_method whose weights are 8-bit floats
+// with steps. Activations are not quantised here, whatever the config says of
+// them: results are those of the stored weights, without the rounding of
+// activations.
+var quantMethods = []string{"fp8", "fbgemm_fp8", "compressed-tensors"}
+
+func checkQuantization(raw json.RawMessage) error {
+	var q struct {
+		Method string `json:"quant_method"`
+		Format string `json:"format"`
+	}
+	if err := json.Unmarshal(raw, &q); err != nil {
+		return fmt.Errorf("quantization_config: %w", err)
+	}
+	if !slices.Contains(quantMethods, q.Method) {
+		return fmt.Errorf("quantization_config: quant_method %q is not supported (supported: %s)", q.Method, strings.Join(quantMethods, ", "))
+	}
+	if q.Format != "" && q.Format != "float-quantized" && q.Format != "naive-quantized" {
+		return fmt.Errorf("quantization_config: format %q is not supported (supported: float-quantized, naive-quantized)", q.Format)
+	}
+	return nil
+}
+
+// activationSteps are the ends of the names of steps that quantise activations.
+var activationSteps = []string{".input_scale", ".activation_scale", ".input_scale_ub"}
+
+func isActivationStep(name string) bool {
+	return slices.ContainsFunc(activationSteps, func(end string) bool { return strings.HasSuffix(name, end) })
+}
+
+// addCodes gives the model a weight as its codes and, beside it under the name
+// in the file, its steps; ops.Linear reads both.
+func (m *Transformer) addCodes(name string, q *checkpoint.FP8Weight) error {
+	n, k := q.Codes.Rows(), q.Codes.RowLen()
+	w, err := m.params.Add(name, graph.T(q.Codes.DType(), n, k), false)
+	if err != nil {
+		return err
+	}
+	if err := q.Codes.Raw(w.Tensor().Bytes()); err != nil {
+		return err
+	}
+	w.Touch()
+	suffix := strings.TrimPrefix(q.StepsName, q.Codes.Name())
+	s, err := m.params.Add(name+suffix, graph.T(dtype.Float32, blocks(n, q.BlockRows), blocks(k, q.BlockCols)), false)
+	if err != nil {
+		return err
+	}
+	s.Frozen = true
+	copy(graph.Data[float32](s.Tensor()), q.Steps)
+	s.Touch()
+	return nil
+}
+
+func blocks(n, size int) int { return (n + size - 1) / size }
+
+// stepsOf finds the steps of a weight stored as codes.
+func (m *Transformer) stepsOf(weight string) *graph.Param {
+	for _, name := range checkpoint.StepNames(weight) {
+		if p := m.params.Get(name); p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+// isSteps reports the steps of a weight that the model holds as codes.
+func (m *Transformer) isSteps(p *graph.Param) bool {
+	for _, suffix := range []string{"_scale", "_scale_inv"} {
+		if weight, ok := strings.CutSuffix(p.Name, suffix); ok {
+			w := m.params.Get(weight)
+			return w != nil && w.Type.DType.IsFloat8()
+		}
+	}
+	return false
+}
+
+// wide is the value of a parameter in float32, whatever it is stored as.
+func (m *Transformer) wide(p *graph.Param) []float32 {
+	t := p.Tensor()
+	if !t.DType.IsFloat8() {
+		return widened(t)
+	}
+	x := make([]float32, t.Size())
+	if t.DType == dtype.Float8E4M3 {
+		dtype.ToFloat32(x, graph.Data[dtype.E4M3](t))
+	} else {
+		dtype.ToFloat32(x, graph.Data[dtype.E5M2](t))
+	}
+	s := m.stepsOf(p.Name)
+	if s == nil {
+		return x
+	}
+	steps, cols := graph.Data[float32](s.Tensor()), s.Type.Shape[1]
+	n, k := t.Shape[0], t.Shape[1]
+	// Steps are one for all, one a row, or one a block of 128 x 128.
+	perRow, perCol := blocks(n, s.Type.Shape[0]), blocks(k, cols)
+	if s.Type.Shape[0] > 1 && perRow > 1 {
+		perRow = fp8Block
+	}
+	if cols > 1 {
+		perCol = fp8Block
+	}
+	for i := range x {
+		x[i] *= steps[i/k/perRow*cols+i%k/perCol]
+	}
+	return x
+}
+
+// fp8Block is the edge of the blocks that have a step each.
+const fp8Block = 128

@@ -1,0 +1,97 @@
+package models_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/checkpoint"
+)
+
+// fp8Folder is golden qwen3 with its projections in E4M3, with steps for the
+// tensor, the rows or blocks of 128 x 128.
+func fp8Folder(t *testing.T, by string) string {
+	t.Helper()
+	m, _, err := models.Load("testdata/golden/qwen3")
+	require.NoError(t, err)
+	method := map[string]any{"quant_method": "compressed-tensors", "format": "float-quantized"}
+	if by == "block" {
+		method = map[string]any{"quant_method": "fp8", "weight_block_size": []int{128, 128}}
+	}
+	return altered(t, "qwen3", each(func(e checkpoint.Entry) []checkpoint.Entry {
+		if !strings.HasSuffix(e.Name, "_proj.weight") {
+			return []checkpoint.Entry{e}
+		}
+		n, k := e.Shape[0], e.Shape[1]
+		w := graph.Data[float32](m.Params().Get(e.Name).Tensor())
+		rows, cols, suffix := 1, 1, "_scale"
+		perRow, perCol := n, k
+		switch by {
+		case "row":
+			rows, perRow = n, 1
+		case "block":
+			rows, cols, perRow, perCol, suffix = (n+127)/128, (k+127)/128, 128, 128, "_scale_inv"
+		}
+		steps, codes := make([]float32, rows*cols), make([]float32, n*k)
+		for i, x := range w {
+			s := &steps[i/k/perRow*cols+i%k/perCol]
+			*s = max(*s, max(x, -x)/448)
+		}
+		for i, x := range w {
+			codes[i] = x / steps[i/k/perRow*cols+i%k/perCol]
+		}
+		return []checkpoint.Entry{checkpoint.Rounded(e.Name, dtype.Float8E4M3, codes, n, k), checkpoint.Values(e.Name+suffix, steps, rows, cols),
+			checkpoint.Values(strings.TrimSuffix(e.Name, "weight")+"input_scale", []float32{1}, 1)}
+	}), func(c map[string]any) { c["quantization_config"] = method })
+}
+
+// TestFP8CheckpointsStayCodes opens checkpoints in 8-bit floats: the codes are
+// kept, and the model computes what the widened one does.
+func TestFP8CheckpointsStayCodes(t *testing.T) {
+	ids := readGolden(t, "testdata/golden/qwen3").Prompts[1].InputIDs
+	for _, by := range []string{"tensor", "row", "block"} {
+		t.Run(by, func(t *testing.T) {
+			dir := fp8Folder(t, by)
+			o, err := models.Open(dir)
+			require.NoError(t, err)
+			require.Len(t, o.Report.Ignored, 4*7, "steps of activations")
+			w := o.Params().Get("model.layers.0.mlp.up_proj.weight")
+			require.Equal(t, dtype.Float8E4M3, w.Type.DType)
+			require.Equal(t, w.Type.Size(), len(w.Tensor().Bytes()))
+			wide, _, err := models.Load(dir)
+			require.NoError(t, err)
+			want := append([]float32(nil), runLogits(t, wide, ids)...)
+			got := append([]float32(nil), runLogits(t, o.Transformer, ids)...)
+			require.InDeltaSlice(t, want, got, logitBound)
+
+			saved := filepath.Join(t.TempDir(), "saved")
+			require.NoError(t, o.Save(saved))
+			again, err := models.Open(saved)
+			require.NoError(t, err)
+			require.Equal(t, o.Config, again.Config)
+			require.Equal(t, got, runLogits(t, again.Transformer, ids))
+			require.NoError(t, o.Save(saved, models.As(dtype.Float32)))
+			plain, err := models.Open(saved)
+			require.NoError(t, err)
+			require.Nil(t, plain.Config.Quantization)
+			require.Equal(t, want, runLogits(t, plain.Transformer, ids))
+		})
+	}
+}
+
+func TestFP8WithoutStepsIsRefused(t *testing.T) {
+	dir := altered(t, "qwen3", each(func(e checkpoint.Entry) []checkpoint.Entry {
+		if e.Name == "model.layers.0.mlp.up_proj.weight" {
+			e = checkpoint.Rounded(e.Name, dtype.Float8E4M3, make([]float32, e.Shape[0]*e.Shape[1]), e.Shape...)
+		}
+		return []checkpoint.Entry{e}
+	}), nil)
+	_, err := models.Open(dir)
+	require.ErrorContains(t, err, "model.layers.0.mlp.up_proj.weight")
+	require.ErrorContains(t, err, "_scale")
+}
