@@ -53,6 +53,36 @@ func (m *Model) Report() *Report { return m.report }
 // Stats are the steps, maxima and counts of every operand so far.
 func (m *Model) Stats() []ops.FP8Stat { return ops.FP8Stats(m.Params()) }
 
+// Summary is the scaling of all operands in a line: for metrics.
+type Summary struct {
+	Skipped int        `json:"skipped"` // steps of an operand whose amax was 0, infinite or NaN, so far
+	NaN     int        `json:"nan"`     // NaN elements, so far
+	AmaxX   [2]float32 `json:"amax_x"`  // the smallest and the largest over the layers, of the last step
+	AmaxW   [2]float32 `json:"amax_w"`
+	AmaxG   [2]float32 `json:"amax_g"`
+}
+
+// Summary sums up Stats.
+func (m *Model) Summary() Summary {
+	var s Summary
+	for _, st := range m.Stats() {
+		s.Skipped += st.Skipped
+		s.NaN += st.NaN
+		r := &s.AmaxX
+		switch st.State[len(st.State)-1] {
+		case 'w':
+			r = &s.AmaxW
+		case 'g':
+			r = &s.AmaxG
+		}
+		if r[0] == 0 || st.Amax < r[0] {
+			r[0] = st.Amax
+		}
+		r[1] = max(r[1], st.Amax)
+	}
+	return s
+}
+
 // StatesName is the file of a checkpoint that holds the states of the recipe.
 const StatesName = "fp8.json"
 

@@ -39,6 +39,11 @@ func TestASmallModelTrainsInFP8(t *testing.T) {
 		t.Logf("%T: %.4f, float32 %.4f (%+.2f %%)", r, got, plain, 100*(got/plain-1))
 		require.Less(t, plain, 1.5, "float32 has learnt something")
 		require.InEpsilon(t, plain, got, 0.02)
+		sum := m.(*autocast.Model).Summary()
+		require.Zero(t, sum.Skipped+sum.NaN)
+		for _, r := range [][2]float32{sum.AmaxX, sum.AmaxW, sum.AmaxG} {
+			require.True(t, 0 < r[0] && r[0] < r[1], fmt.Sprint(sum))
+		}
 		for _, s := range ops.FP8Stats(m.Params()) {
 			require.True(t, s.Recorded && s.Step > 0, fmt.Sprint(s))
 		}
