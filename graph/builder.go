@@ -155,20 +155,41 @@ type Node struct {
 }
 
 // Name is unique in the graph: the scope and the label.
-func (n *Node) Name() string { return n.name }
+func (n *Node) Name() string {
+	if n == nil {
+		return ""
+	}
+	return n.name
+}
+
+// text is n in an error.
+func (n *Node) text() string {
+	if n == nil {
+		return "a node that is missing (nil)"
+	}
+	return n.name
+}
 
 // Scope is the path that the node was built under.
 func (n *Node) Scope() string { return n.scope }
 
-// Type is the element type and shape.
-func (n *Node) Type() Type { return n.typ }
+// Type is the element type and shape, for the caller to keep and change.
+func (n *Node) Type() Type {
+	if n == nil {
+		return Type{}
+	}
+	return n.typ.clone()
+}
 
-// Shape is the list of dimensions.
-func (n *Node) Shape() []int { return n.typ.Shape }
+// Shape is the list of dimensions, for the caller to keep and change.
+func (n *Node) Shape() []int { return n.Type().Shape }
 
 // Dim is dimension i; a negative i counts from the end. It is 1 on a node that
 // could not be built.
 func (n *Node) Dim(i int) int {
+	if n == nil {
+		return 1
+	}
 	if i < 0 {
 		i += len(n.typ.Shape)
 	}
@@ -188,10 +209,21 @@ func (n *Node) In() []*Node { return slices.Clone(n.in) }
 func (n *Node) Param() *Param { return n.param }
 
 // Builder returns a builder in the node's scope.
-func (n *Node) Builder() *Builder { return &Builder{n.b, n.scope} }
+func (n *Node) Builder() *Builder {
+	if n.missing() {
+		// Of no graph: the error goes with the nodes that come of it.
+		b := New()
+		b.err = errors.New("a node is missing (nil)")
+		return b
+	}
+	return &Builder{n.b, n.scope}
+}
+
+// missing reports that n is not a node of any graph.
+func (n *Node) missing() bool { return n == nil || n.b == nil }
 
 // bad reports that n could not be built.
-func (n *Node) bad() bool { return n.g == nil }
+func (n *Node) bad() bool { return n == nil || n.g == nil }
 
 // feed reports that n is an input that every run must be given.
 func (n *Node) feed() bool { return n.op == nil && n.param == nil && n.value == nil }
@@ -220,8 +252,8 @@ func (b *Builder) stored(name string, t Type, state bool) *Node {
 	full := join(b.scope, name)
 	for _, n := range b.nodes {
 		if n.param != nil && n.param.Name == full { // used twice in one graph: tied
-			if !slices.Equal(n.typ.Shape, t.Shape) {
-				return b.fail("", "", fmt.Errorf("parameter %s has shape %s, the graph asks for %s", full, n.typ.Dims(), t.Dims()))
+			if err := n.param.allows(t, state); err != nil {
+				return b.fail("", "", err)
 			}
 			return n
 		}
@@ -267,7 +299,7 @@ func (b *Builder) leaf(name string, t Type, p *Param, value []byte) *Node {
 		return b.fail(full, "", err)
 	}
 	b.names[full] = 1
-	n := &Node{b: b.shared, g: gn, name: full, scope: b.scope, typ: t, param: p, value: value}
+	n := &Node{b: b.shared, g: gn, name: full, scope: b.scope, typ: t.clone(), param: p, value: value}
 	return b.keep(n)
 }
 
@@ -280,7 +312,14 @@ func (s *shared) keep(n *Node) *Node {
 // Apply adds a node: op on the inputs, which come from one graph. The node
 // belongs to the scope of the latest weight or result among its inputs and is
 // labelled with the op's name. For an op with several results it returns the first; use ApplyAll.
-func Apply(op Op, in ...*Node) *Node { return ApplyAs(op.Name(), op, in...) }
+func Apply(op Op, in ...*Node) *Node { return ApplyAs(nameOf(op), op, in...) }
+
+func nameOf(op Op) string {
+	if op == nil {
+		return ""
+	}
+	return op.Name()
+}
 
 // ApplyAs is Apply with another label.
 func ApplyAs(label string, op Op, in ...*Node) *Node { return ApplyAll(label, op, in...)[0] }
@@ -288,8 +327,9 @@ func ApplyAs(label string, op Op, in ...*Node) *Node { return ApplyAll(label, op
 // ApplyAll adds a node and returns all its results.
 func ApplyAll(label string, op Op, in ...*Node) []*Node {
 	b := builderOf(in)
-	if b == nil {
-		panic(fmt.Sprintf("graph: Apply(%s): no inputs", op.Name())) // a constructor's mistake, not a user's
+	if b == nil { // of no graph: the error goes with the nodes that come of it
+		b = New()
+		b.fail("", nameOf(op), errors.New("none of the inputs is a node"))
 	}
 	n := b.node(label, op, in)
 	if n.bad() {
@@ -324,7 +364,7 @@ const maxResults = 16
 func builderOf(in []*Node) *Builder {
 	var last *Node
 	for _, n := range in {
-		if n != nil && (last == nil || last.bad() || n.after(last)) {
+		if !n.missing() && (last == nil || last.bad() || n.after(last)) {
 			last = n
 		}
 	}
@@ -342,6 +382,9 @@ func (b *Builder) node(label string, op Op, in []*Node) *Node {
 	if b.err != nil {
 		return b.dummy()
 	}
+	if op == nil {
+		return b.fail(b.scope, "", errors.New("the op is missing (nil)"))
+	}
 	path := b.scope
 	if label != op.Name() {
 		path = join(path, label)
@@ -349,18 +392,23 @@ func (b *Builder) node(label string, op Op, in []*Node) *Node {
 	types := make([]Type, len(in))
 	for i, n := range in {
 		switch {
-		case n == nil:
+		case n.missing():
 			return b.fail(path, op.Name(), fmt.Errorf("input %d is missing", i))
+		case n.b != b.shared && n.b.err != nil:
+			return b.fail(path, op.Name(), fmt.Errorf("input %d: %w", i, n.b.err))
 		case n.b != b.shared:
 			return b.fail(path, op.Name(), fmt.Errorf("input %d, %s, belongs to another graph", i, n.name))
 		}
-		types[i] = n.typ
+		types[i] = n.typ.clone() // Infer may keep and change it
 	}
 	def := lookup(op.Name())
 	if def == nil {
 		return b.fail(path, op.Name(), fmt.Errorf("no op of this name is registered (there are: %s)", strings.Join(Registered(), ", ")))
 	}
 	outs, err := infer(op, types)
+	if err == nil {
+		err = checkAlias(op, def, types, outs)
+	}
 	if err != nil {
 		return b.fail(path, op.Name(), err)
 	}
@@ -405,8 +453,15 @@ func (s *shared) uniqueName(name string) string {
 
 // Output gives a node a name of its own, by which passes and callers find it.
 func (b *Builder) Output(name string, n *Node) *Node {
-	if b.err != nil || n.bad() {
+	switch {
+	case b.err != nil:
 		return n
+	case n.missing():
+		return b.fail(b.scope, "", fmt.Errorf("output %q is missing", name))
+	case n.b != b.shared && n.b.err != nil:
+		return b.fail(b.scope, "", fmt.Errorf("output %q: %w", name, n.b.err))
+	case n.b != b.shared:
+		return b.fail(b.scope, "", fmt.Errorf("output %q, %s, belongs to another graph", name, n.name))
 	}
 	for _, o := range b.outputs {
 		if o.name == name {

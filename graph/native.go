@@ -46,11 +46,16 @@ func Timing() NativeOption {
 
 // Native binds the plan to an arena. Every step must have a body, and every
 // parameter a value.
-func (p *Plan) Native(opts ...NativeOption) (*Native, error) {
-	r := &Native{plan: p}
+func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
+	r = &Native{plan: p}
 	for _, o := range opts {
 		o(r)
 	}
+	defer func() { // of sizes that no address space has
+		if e := recover(); e != nil {
+			r, err = nil, fmt.Errorf("graph: Native: an arena of %s and parameters of %s cannot be had: %v", sizeText(p.Arena), sizeText(p.ParamBytes()), e)
+		}
+	}()
 	for _, n := range p.nodes {
 		if n.param != nil {
 			if !n.param.HasValue() {
@@ -187,7 +192,7 @@ func feedText(v any) string {
 // the executor's: the next run writes to it.
 func (r *Native) Value(n *Node) (Tensor, error) {
 	if !slices.Contains(r.plan.Outputs, n) {
-		return Tensor{}, fmt.Errorf("graph: Value: %s is not an output of the plan", n.name)
+		return Tensor{}, fmt.Errorf("graph: Value: %s is not an output of the plan", n.text())
 	}
 	return r.tensor(n), nil
 }

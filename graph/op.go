@@ -127,13 +127,22 @@ func Registered() []string {
 	return names
 }
 
-func (d *Def) flops(op Op, in, out []Type) int64 {
-	if d.FLOPs != nil {
-		return d.FLOPs(op, in, out)
+// flops is the work of n.
+func (n *Node) flops() (count int64, err error) {
+	if n.def.FLOPs == nil {
+		for _, t := range n.outs {
+			count += int64(t.Size())
+		}
+		return count, nil
 	}
-	var n int64
-	for _, t := range out {
-		n += int64(t.Size())
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("FLOPs failed: %v", p)
+		}
+	}()
+	in := make([]Type, len(n.in))
+	for i, m := range n.in {
+		in[i] = m.typ
 	}
-	return n
+	return n.def.FLOPs(n.op, in, n.outs), nil
 }

@@ -18,6 +18,7 @@ type Param struct {
 	// Frozen weights are not trained: the base under adapters.
 	Frozen bool
 
+	memMu   sync.Mutex // executors may be made at the same time
 	mem     []byte
 	version uint64
 
@@ -27,10 +28,25 @@ type Param struct {
 
 // Tensor is the value, allocated on first use.
 func (p *Param) Tensor() Tensor {
+	p.memMu.Lock()
+	defer p.memMu.Unlock()
 	if p.mem == nil {
 		p.mem = alignedBytes(p.Type.Bytes())
 	}
 	return Tensor{p.Type, p.mem}
+}
+
+// allows refuses another use of p: of another shape, or the other kind.
+func (p *Param) allows(t Type, state bool) error {
+	switch {
+	case !slices.Equal(p.Type.Shape, t.Shape):
+		return fmt.Errorf("parameter %s has shape %s, the graph asks for %s", p.Name, p.Type.Dims(), t.Dims())
+	case p.State != state:
+		return fmt.Errorf("parameter %s is used both as a weight and as a state", p.Name)
+	case state && p.Type.DType != t.DType:
+		return fmt.Errorf("state %s holds %s, the graph asks for %s", p.Name, p.Type.DType, t.DType)
+	}
+	return nil
 }
 
 // HasValue reports whether p has been given a value (or is a state, which
@@ -55,6 +71,8 @@ func (p *Param) Store(dt dtype.DType, value []byte) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.memMu.Lock()
+	defer p.memMu.Unlock()
 	p.Type, p.mem, p.attached = t, alignedBytes(len(value)), nil
 	copy(p.mem, value)
 	p.version++
@@ -108,14 +126,8 @@ func (s *Params) Add(name string, t Type, state bool) (*Param, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p := s.names[name]; p != nil {
-		if !slices.Equal(p.Type.Shape, t.Shape) {
-			return nil, fmt.Errorf("parameter %s has shape %s, the graph asks for %s", name, p.Type.Dims(), t.Dims())
-		}
-		if p.State != state {
-			return nil, fmt.Errorf("parameter %s is used both as a weight and as a state", name)
-		}
-		if state && p.Type.DType != t.DType {
-			return nil, fmt.Errorf("state %s holds %s, the graph asks for %s", name, p.Type.DType, t.DType)
+		if err := p.allows(t, state); err != nil {
+			return nil, err
 		}
 		return p, nil
 	}

@@ -57,7 +57,7 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 		}
 	}
 	p := &Plan{Outputs: slices.Clone(outputs), b: b, nodes: ancestors(b, outputs), places: map[*Node]Place{}}
-	if err := checkStates(p.nodes); err != nil {
+	if err := checkStates(p.nodes, outputs...); err != nil {
 		return nil, err
 	}
 	for _, n := range p.nodes {
@@ -67,11 +67,11 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 		if n.def.Symbolic {
 			return nil, fmt.Errorf("graph: Plan: %s: %s exists only while a gradient is taken", n.name, n.op.Name())
 		}
-		types := make([]Type, len(n.in))
-		for i, in := range n.in {
-			types[i] = in.typ
+		flops, err := n.flops()
+		if err != nil {
+			return nil, fmt.Errorf("graph: Plan: %w", located(n.name, n.op.Name(), err))
 		}
-		p.Steps = append(p.Steps, Step{n, n.def.flops(n.op, types, n.outs)})
+		p.Steps = append(p.Steps, Step{n, flops})
 	}
 	p.place()
 	return p, nil

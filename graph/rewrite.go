@@ -79,7 +79,7 @@ func rewriteInto(nb, b *Builder, nodes []*Node, sub Substitute) (map[*Node][]*No
 		if nb.err != nil {
 			return nil, nb.err
 		}
-		if err := fits(n, out); err != nil {
+		if err := fits(nb, n, out); err != nil {
 			return nil, located(n.name, n.op.Name(), err)
 		}
 		became[n] = out
@@ -93,14 +93,16 @@ func rewriteInto(nb, b *Builder, nodes []*Node, sub Substitute) (map[*Node][]*No
 }
 
 // fits holds a substitute to the results of the node it stands for.
-func fits(n *Node, out []*Node) error {
+func fits(nb *Builder, n *Node, out []*Node) error {
 	if len(out) < len(n.outs) {
 		return fmt.Errorf("rewrite: the substitute has %d results, the node has %d", len(out), len(n.outs))
 	}
 	for i, t := range n.outs {
 		switch {
-		case out[i] == nil || out[i].bad():
+		case out[i].bad():
 			return errors.New("rewrite: the substitute is not a node")
+		case out[i].b != nb.shared:
+			return fmt.Errorf("rewrite: the substitute %s belongs to another graph: build it from the rebuilt inputs", out[i].name)
 		case !out[i].typ.Equal(t):
 			return fmt.Errorf("rewrite: result %d of the substitute is %s, must be %s", i, out[i].typ, t)
 		}
@@ -110,6 +112,9 @@ func fits(n *Node, out []*Node) error {
 
 // Label is the name inside the scope.
 func (n *Node) Label() string {
+	if n == nil {
+		return ""
+	}
 	return strings.TrimPrefix(strings.TrimPrefix(n.name, n.scope), ".")
 }
 

@@ -3,6 +3,8 @@ package graph
 import (
 	"fmt"
 	"slices"
+
+	"github.com/seafan/seafan/graph/dtype"
 )
 
 // The ops that graph itself needs: reshape and the parts of a packed value
@@ -44,20 +46,23 @@ func (r Reshape) Infer(in []Type) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// Add is the elementwise sum of two values of one type. Gradients that meet in
+// Add is the elementwise sum of two values of one float type. Gradients that meet in
 // a node are summed with it.
 type Add struct{}
 
 // Name is "add".
 func (Add) Name() string { return "add" }
 
-// Infer requires equal types.
+// Infer requires equal types, float32 or float64.
 func (Add) Infer(in []Type) ([]Type, error) {
 	if len(in) != 2 {
 		return nil, fmt.Errorf("takes two inputs, got %d", len(in))
 	}
 	if !in[0].Equal(in[1]) {
 		return nil, fmt.Errorf("inputs must have one type, got %s and %s", in[0], in[1])
+	}
+	if d := in[0].DType; d != dtype.Float32 && d != dtype.Float64 {
+		return nil, fmt.Errorf("inputs must be float32 or float64, got %s", in[0])
 	}
 	return []Type{in[0]}, nil
 }
@@ -95,6 +100,30 @@ func (n *Node) split(t Tensor) []Tensor {
 func (n *Node) alias(in Tensor) Tensor {
 	at := n.aliasOffset()
 	return Tensor{n.typ, in.mem[at : at+n.typ.Bytes()]}
+}
+
+// checkAlias holds an Aliaser to its contract: one result, inside the input
+// that it shows or writes to.
+func checkAlias(op Op, def *Def, in, outs []Type) error {
+	al, ok := op.(Aliaser)
+	if !ok {
+		return nil
+	}
+	i := al.Alias()
+	if i < 0 || i >= len(in) {
+		return fmt.Errorf("shares the memory of input %d, it has %d inputs", i, len(in))
+	}
+	if len(outs) != 1 {
+		return fmt.Errorf("shares the memory of an input, so it must have one result, Infer gave %d", len(outs))
+	}
+	at := 0
+	if r, ok := op.(result); ok {
+		at = r.Offset * r.Type.DType.Size()
+	}
+	if need := at + outs[0].Bytes(); need > in[i].Bytes() {
+		return fmt.Errorf("the result %s lies in input %d, which has %d bytes of the %d needed (%s)", outs[0], i, in[i].Bytes(), need, in[i])
+	}
+	return nil
 }
 
 func (n *Node) aliasOffset() int {

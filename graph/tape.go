@@ -82,7 +82,7 @@ func (t *Tape) Do(feeds Feeds) (err error) {
 func (t *Tape) Value(n *Node) (Tensor, error) {
 	i := slices.Index(t.outputs, n)
 	if i < 0 {
-		return Tensor{}, fmt.Errorf("graph: Value: %s is not an output of the tape", n.name)
+		return Tensor{}, fmt.Errorf("graph: Value: %s is not an output of the tape", n.text())
 	}
 	v := t.copies[i].g.Value()
 	if v == nil {

@@ -51,13 +51,18 @@ func Dims(shape []int) string {
 	return "[" + strings.Join(s, ",") + "]"
 }
 
+func (t Type) clone() Type { return Type{t.DType, slices.Clone(t.Shape)} }
+
 func (t Type) String() string { return t.DType.String() + t.Dims() }
 
 // maxElements keeps sizes and byte offsets of one value inside an int64.
 const maxElements = 1 << 48
 
-// check refuses a shape that no value can have.
+// check refuses a type that no value can have.
 func (t Type) check() error {
+	if !t.DType.Valid() {
+		return fmt.Errorf("%s is no element type", t.DType)
+	}
 	n := 1
 	for i, d := range t.Shape {
 		if d < 1 {

@@ -58,7 +58,8 @@ func Verify(b *Builder) error {
 
 // checkStates refuses an order in which an op would read a state after another
 // op has written it. Who wants the new content must use the writer's result.
-func checkStates(nodes []*Node) error {
+// An output must show what the run leaves in its memory, too.
+func checkStates(nodes []*Node, outputs ...*Node) error {
 	writer := map[*Node]*Node{} // root of a state: the node whose result is its newest content
 	for _, n := range nodes {
 		for _, in := range n.in {
@@ -85,6 +86,11 @@ func checkStates(nodes []*Node) error {
 				return fmt.Errorf("graph: %s: %s writes to %s, which is not a state", n.name, n.op.Name(), root.name)
 			}
 			writer[root] = n
+		}
+	}
+	for _, o := range outputs {
+		if w := writer[o.root()]; w != nil && !o.follows(w) {
+			return fmt.Errorf("graph: the output %s shows %s, which %s writes to: ask for the result of %s, or read the state after the run", o.name, o.root().name, w.name, w.name)
 		}
 	}
 	return nil

@@ -154,7 +154,9 @@ func (o AttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		return nil, fmt.Errorf("head dims go up to %d (%s)", maxHeadDim, shapes)
 	case o.Window < 0:
 		return nil, fmt.Errorf("window must be 0 (none) or more, got %d", o.Window)
-	case !(o.Softcap >= 0):
+	case !finite(o.Scale):
+		return nil, fmt.Errorf("scale must be finite (0: 1/sqrt(D)), got %g", o.Scale)
+	case !(o.Softcap >= 0) || !finite(o.Softcap):
 		return nil, fmt.Errorf("softcap must be 0 (none) or more, got %g", o.Softcap)
 	}
 	rest := in[3:]

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -16,6 +17,9 @@ func init() {
 		Native: floats(crossEntropy[float32], crossEntropy[float64]),
 		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 5 * int64(in[0].Size()) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
+			if g.Out(0) == nil {
+				return []*graph.Node{g.In[0].Builder().Fail(errors.New("cross_entropy: of its results only the loss has a gradient")), nil}
+			}
 			return []*graph.Node{graph.Apply(crossEntropyGrad{g.Op.(CrossEntropyOp)}, g.Out(0), g.In[0], g.In[1], g.Results[2]), nil}
 		},
 	})
@@ -75,7 +79,7 @@ func (o CrossEntropyOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if labels.DType != dtype.Int32 || logits.Rank() < 1 || !slices.Equal(logits.Shape[:logits.Rank()-1], labels.Shape) {
 		return nil, fmt.Errorf("labels must be int32 [...] for logits [...,V], got logits %s, labels %s", logits, labels)
 	}
-	if !(o.ZLoss >= 0) {
+	if !(o.ZLoss >= 0) || !finite(o.ZLoss) {
 		return nil, fmt.Errorf("z-loss weight must be 0 or more, got %g", o.ZLoss)
 	}
 	one := graph.T(logits.DType)

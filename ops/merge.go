@@ -63,7 +63,7 @@ func (MergeStatesOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	case 4:
 		want.Shape = []int{s[0], s[2], s[1]}
 	}
-	if !lse.Equal(want) || !in[2].Equal(out) || !in[3].Equal(lse) {
+	if want.Shape == nil || !lse.Equal(want) || !in[2].Equal(out) || !in[3].Equal(lse) {
 		return nil, fmt.Errorf("states must be out [B,L,H,Dv] with lse [B,H,L], or [T,H,Dv] with [H,T], and both alike, got out_a %s, lse_a %s, out_b %s, lse_b %s", out, lse, in[2], in[3])
 	}
 	return in[:2], nil

@@ -43,6 +43,9 @@ func alike(t graph.Type, names []string, others ...graph.Type) error {
 	return nil
 }
 
+// finite refuses NaN and infinity as an attribute.
+func finite(x float64) bool { return x-x == 0 }
+
 // last is the innermost dimension, 1 for a scalar.
 func last(t graph.Type) int {
 	if t.Rank() == 0 {

@@ -251,7 +251,9 @@ func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		return nil, fmt.Errorf("q has %d heads, not a multiple of k_pages' %d (%s)", q.Shape[1], k.Shape[2], shapes)
 	case last(q) > maxHeadDim || last(v) > maxHeadDim:
 		return nil, fmt.Errorf("head dims go up to %d (%s)", maxHeadDim, shapes)
-	case o.Window < 0 || !(o.Softcap >= 0):
+	case !finite(o.Scale):
+		return nil, fmt.Errorf("scale must be finite (0: 1/sqrt(D)), got %g", o.Scale)
+	case o.Window < 0 || !(o.Softcap >= 0) || !finite(o.Softcap):
 		return nil, fmt.Errorf("window and softcap must be 0 (none) or more, got %d and %g", o.Window, o.Softcap)
 	}
 	names := []string{"qo_indptr", "kv_page_indptr", "kv_page_indices", "kv_last_page_len"}

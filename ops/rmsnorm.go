@@ -49,7 +49,7 @@ func (o RMSNormOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := rowOperands(in, "w"); err != nil {
 		return nil, err
 	}
-	if !(o.Eps >= 0) {
+	if !(o.Eps >= 0) || !finite(o.Eps) {
 		return nil, fmt.Errorf("eps must be 0 or more, got %g", o.Eps)
 	}
 	return []graph.Type{in[0], graph.T(in[0].DType, rows(in[0]))}, nil

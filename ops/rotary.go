@@ -47,12 +47,22 @@ type RotaryTable struct {
 
 // NewRotaryTable computes a table.
 func NewRotaryTable(c RotaryConfig) (*RotaryTable, error) {
+	if c.Positions > maxRotaryPositions || c.Dim > maxRotaryWidth {
+		return nil, fmt.Errorf("rotary: a table has up to %d positions and a width up to %d, got %d and %d", maxRotaryPositions, maxRotaryWidth, c.Positions, c.Dim)
+	}
 	cos, sin, err := native.RotaryTable(c)
 	if err != nil {
 		return nil, err
 	}
 	return &RotaryTable{Cos: cos, Sin: sin, Positions: c.Positions, Width: c.Dim}, nil
 }
+
+// Bounds of a table, so that a wrong number in a config is an error and not a
+// process without memory.
+const (
+	maxRotaryPositions = 1 << 24
+	maxRotaryWidth     = 1 << 16
+)
 
 // RotaryOp turns pairs of elements of each head by the angles of its token's
 // position: (a, b) becomes (a cos - b sin, b cos + a sin). x is [B,T,H,D] or
@@ -95,6 +105,10 @@ func (o RotaryOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	switch {
 	case o.Table == nil:
 		return nil, fmt.Errorf("there is no table")
+	case o.Table.Width < 0 || o.Table.Width%2 != 0 || len(o.Table.Cos) != o.Table.Positions*o.Table.Width/2 || len(o.Table.Sin) != len(o.Table.Cos):
+		return nil, fmt.Errorf("the table must hold [%d,%d] cosines and sines, got %d and %d", o.Table.Positions, o.Table.Width/2, len(o.Table.Cos), len(o.Table.Sin))
+	case o.Pairing != Half && o.Pairing != Interleaved:
+		return nil, fmt.Errorf("the pairing must be Half or Interleaved, got %d", o.Pairing)
 	case o.Table.Width > last(x):
 		return nil, fmt.Errorf("the table turns %d elements of a head, x %s has %d", o.Table.Width, x.Dims(), last(x))
 	case len(in) == 1 && length > o.Table.Positions:

@@ -1,0 +1,397 @@
+package ops_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
+	"github.com/seafan/seafan/ops/optest"
+)
+
+// Random graphs of the real ops, run three ways that must agree to the bit: the
+// plan (values share one arena, results take over inputs, views lie in what
+// they show), gorgonia's tape, and alone, where every value has memory of its
+// own.
+
+// alone runs every node of a graph in memory of its own, in the order in which
+// they were built.
+func alone(b *graph.Builder, feeds graph.Feeds) (map[*graph.Node]graph.Tensor, error) {
+	values := map[*graph.Node]graph.Tensor{}
+	for _, n := range b.Nodes() {
+		v := graph.NewTensor(n.Type())
+		values[n] = v
+		switch {
+		case n.Param() != nil:
+			values[n] = n.Param().Tensor()
+			continue
+		case n.Op() == nil && feeds[n.Name()] != nil:
+			fed(v, feeds[n.Name()])
+			continue
+		case n.Op() == nil: // a constant: the seed of the gradient
+			one(v)
+			continue
+		}
+		def, _ := graph.Lookup(n.Op().Name())
+		if def.Symbolic {
+			continue
+		}
+		c := &graph.Call{Op: n.Op()}
+		var types []graph.Type
+		for _, in := range n.In() {
+			c.In = append(c.In, values[in])
+			types = append(types, in.Type())
+		}
+		if al, ok := n.Op().(graph.Aliaser); ok {
+			from := c.In[al.Alias()].Bytes()
+			if def.Native == nil { // a view: a copy of the part it shows
+				at := 0
+				if off := reflect.ValueOf(n.Op()).FieldByName("Offset"); off.IsValid() {
+					at = int(off.Int()) * n.Type().DType.Size()
+				}
+				copy(v.Bytes(), from[at:])
+				continue
+			}
+			c.Out = []graph.Tensor{c.In[al.Alias()]}
+			if err := def.Native(c); err != nil {
+				return nil, err
+			}
+			copy(v.Bytes(), from)
+			continue
+		}
+		outs, err := n.Op().Infer(types)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range outs {
+			o := graph.NewTensor(t)
+			for i := range o.Bytes() {
+				o.Bytes()[i] = 0xff
+			}
+			c.Out = append(c.Out, o)
+		}
+		if err := def.Native(c); err != nil {
+			return nil, err
+		}
+		at := 0
+		for _, o := range c.Out {
+			copy(v.Bytes()[at:], o.Bytes())
+			at += (len(o.Bytes()) + 63) / 64 * 64
+		}
+	}
+	return values, nil
+}
+
+func fed(to graph.Tensor, v any) {
+	switch v := v.(type) {
+	case []float32:
+		copy(graph.Data[float32](to), v)
+	case []float64:
+		copy(graph.Data[float64](to), v)
+	case []int32:
+		copy(graph.Data[int32](to), v)
+	case []int64:
+		copy(graph.Data[int64](to), v)
+	}
+}
+
+func one(t graph.Tensor) {
+	if t.DType == dtype.Float64 {
+		graph.Data[float64](t)[0] = 1
+		return
+	}
+	graph.Data[float32](t)[0] = 1
+}
+
+// forest makes random graphs over values of [B,L,H,D] and what ops turn them
+// into.
+type forest struct {
+	*rand.Rand
+	b     *graph.Builder
+	nodes []*graph.Node // float values
+	ints  *graph.Node   // ids [B,L] below vocab
+	step  *graph.Node
+	table *ops.RotaryTable
+	names int
+
+	counts []*graph.Node // of tokens: outputs that no gradient goes through
+}
+
+const (
+	forestB, forestL, forestH, forestD = 1, 3, 2, 4
+	forestV                            = 7
+)
+
+func (f *forest) name() string { f.names++; return fmt.Sprintf("p%d", f.names) }
+
+// pick is a float value, newer ones more often.
+func (f *forest) pick() *graph.Node {
+	if f.IntN(3) > 0 {
+		return f.nodes[len(f.nodes)-1-f.IntN(min(4, len(f.nodes)))]
+	}
+	return f.nodes[f.IntN(len(f.nodes))]
+}
+
+// like is a value of the type of n.
+func (f *forest) like(n *graph.Node) *graph.Node {
+	for range 20 {
+		if m := f.pick(); m.Type().Equal(n.Type()) {
+			return m
+		}
+	}
+	for range 20 {
+		if m := f.pick(); m.Type().Size() == n.Type().Size() {
+			return ops.Reshape(m, n.Shape()...)
+		}
+	}
+	return n
+}
+
+// cube is a value as [B,L,H,D].
+func (f *forest) cube() *graph.Node {
+	for range 20 {
+		if m := f.pick(); m.Type().Size() == forestB*forestL*forestH*forestD {
+			return ops.Reshape(m, forestB, forestL, forestH, forestD)
+		}
+	}
+	return f.nodes[0]
+}
+
+func (f *forest) grow() {
+	var out []*graph.Node
+	switch f.IntN(16) {
+	case 0, 1:
+		x := f.pick()
+		out = append(out, ops.Add(x, f.like(x)))
+	case 2:
+		x := f.pick()
+		out = append(out, ops.Add(x, x))
+	case 3:
+		out = append(out, ops.Affine(f.pick(), 0.5+f.Float64(), f.Float64()-0.5))
+	case 4:
+		x := f.pick()
+		out = append(out, ops.SwiGLU(x, f.like(x)))
+	case 5:
+		x := f.pick()
+		out = append(out, ops.GeGLU(f.like(x), x, f.IntN(2) == 0))
+	case 6:
+		if x := f.pick(); x.Type().Rank() > 0 {
+			out = append(out, ops.RMSNorm(x, f.b.Param(f.name(), x.Dim(-1)), 1e-5))
+		}
+	case 7:
+		if x := f.pick(); x.Type().Rank() > 0 {
+			bias := []*graph.Node{f.b.Param(f.name(), x.Dim(-1))}
+			out = append(out, ops.LayerNorm(x, f.b.Param(f.name(), x.Dim(-1)), 1e-5, bias[:f.IntN(2)]...))
+		}
+	case 8, 9:
+		if x := f.pick(); x.Type().Rank() > 0 && x.Type().Size() < 200 {
+			n := []int{x.Dim(-1), forestD, 1, forestV}[f.IntN(4)]
+			bias := []*graph.Node{f.b.Param(f.name(), n)}
+			w := f.b.Param(f.name(), n, x.Dim(-1))
+			if f.IntN(4) == 0 {
+				out = append(out, ops.BF16Linear(x, w, bias[:f.IntN(2)]...))
+			} else {
+				out = append(out, ops.Linear(x, w, bias[:f.IntN(2)]...))
+			}
+		}
+	case 10:
+		out = append(out, ops.Rotary(f.cube(), nil, f.table, []native.RotaryPairing{ops.Half, ops.Interleaved}[f.IntN(2)]))
+	case 11:
+		a, lse := ops.AttentionLSE(f.cube(), f.cube(), f.cube(), ops.AttentionOptions{Causal: f.IntN(2) == 0})
+		out = append(out, a, lse)
+		if f.IntN(2) == 0 {
+			c, lse2 := ops.AttentionLSE(f.cube(), f.cube(), f.cube(), ops.AttentionOptions{})
+			m, l := ops.MergeStates(a, lse, c, lse2)
+			out = append(out, c, lse2, m, l)
+		}
+	case 12:
+		out = append(out, ops.Dropout(f.pick(), f.step, 0.3, f.Uint64()))
+	case 13:
+		out = append(out, ops.Embedding(f.ints, f.b.Param(f.name(), forestV, forestD*forestH)))
+	case 14:
+		x := f.pick()
+		s := [][]int{{x.Type().Size()}, {1, x.Type().Size(), 1}, {x.Type().Size(), 1}}[f.IntN(3)]
+		out = append(out, ops.Reshape(x, s...))
+	case 15:
+		if x := f.pick(); x.Type().Size()%(forestB*forestL) == 0 {
+			z := ops.Reshape(x, forestB, forestL, x.Type().Size()/(forestB*forestL))
+			if z.Dim(-1) >= forestV {
+				loss, n := ops.CrossEntropy(z, f.ints, ops.CrossEntropyOptions{ZLoss: 0.1})
+				out = append(out, loss)
+				f.counts = append(f.counts, n)
+			}
+		}
+	}
+	f.nodes = append(f.nodes, out...)
+}
+
+// plant makes the graph of a seed, and its gradient where it has one.
+func plant(t *testing.T, seed uint64, dt dtype.DType) (f *forest, grads []*graph.Node) {
+	f = &forest{Rand: rand.New(rand.NewPCG(seed, 1)), b: graph.New(graph.Float(dt))}
+	var err error
+	f.table, err = ops.NewRotaryTable(ops.RotaryConfig{Dim: forestD, Base: 100, Positions: forestL})
+	require.NoError(t, err)
+	f.ints = f.b.Input("ids", dtype.Int32, forestB, forestL)
+	f.step = f.b.Input("step", dtype.Int64, 1)
+	f.nodes = []*graph.Node{
+		f.b.Input("x", dt, forestB, forestL, forestH, forestD),
+		f.b.Input("y", dt, forestB, forestL, forestH, forestD),
+		f.b.Param("w", forestB, forestL, forestH, forestD),
+	}
+	for range 4 + f.IntN(20) {
+		f.grow()
+	}
+	require.NoError(t, f.b.Err())
+	// A scalar of the last values, by cross-entropy over all their elements.
+	z := f.nodes[len(f.nodes)-1]
+	for i := range 3 {
+		if m := f.nodes[f.IntN(len(f.nodes))]; i > 0 && m.Type().Size() == z.Type().Size() {
+			z = ops.Add(z, ops.Reshape(m, z.Shape()...))
+		}
+	}
+	label := f.b.Input("label", dtype.Int32, 1)
+	loss, _ := ops.CrossEntropy(ops.Reshape(z, 1, z.Type().Size()), label)
+	f.nodes = append(f.nodes, loss)
+	require.NoError(t, f.b.Err())
+	if f.IntN(4) > 0 {
+		wrt := []*graph.Node{}
+		for _, p := range append(f.b.Params(), f.nodes[0]) {
+			if f.IntN(3) > 0 {
+				wrt = append(wrt, p)
+			}
+		}
+		reached := map[*graph.Node]bool{}
+		reach(loss, reached)
+		wrt = slices.DeleteFunc(wrt, func(n *graph.Node) bool { return !reached[n] })
+		if len(wrt) > 0 {
+			grads, err = f.b.Grad(loss, wrt...)
+			require.NoError(t, err)
+		}
+	}
+	require.NoError(t, graph.Verify(f.b))
+	return f, grads
+}
+
+// reach collects what a gradient goes through to.
+func reach(n *graph.Node, seen map[*graph.Node]bool) {
+	if seen[n] {
+		return
+	}
+	seen[n] = true
+	if n.Op() == nil {
+		return
+	}
+	def, _ := graph.Lookup(n.Op().Name())
+	for i, in := range n.In() {
+		if def.Grad != nil && !slices.Contains(def.NoGrad, i) && in.Type().DType.IsFloat() {
+			reach(in, seen)
+		}
+	}
+}
+
+func (f *forest) feeds() graph.Feeds {
+	fs := graph.Feeds{"step": []int64{int64(f.IntN(5))}, "label": []int32{0}}
+	ids := make([]int32, forestB*forestL)
+	for i := range ids {
+		ids[i] = int32(f.IntN(forestV))
+	}
+	fs["ids"] = ids
+	for _, name := range []string{"x", "y"} {
+		v := make([]float64, forestB*forestL*forestH*forestD)
+		for i := range v {
+			v[i] = f.NormFloat64()
+		}
+		fs[name] = v
+		if f.b.Float() == dtype.Float32 {
+			fs[name] = optest.Cast[float32](v)
+		}
+	}
+	for _, p := range f.b.Store().All() {
+		for i := range p.Type.Size() {
+			v := f.NormFloat64()
+			if p.Type.DType == dtype.Float64 {
+				graph.Data[float64](p.Tensor())[i] = v
+			} else {
+				graph.Data[float32](p.Tensor())[i] = float32(v)
+			}
+		}
+		p.Touch()
+	}
+	return fs
+}
+
+// TestRandomGraphsOnPlanTapeAndAlone compares what the plan of some outputs
+// gives with the tape, and with every value in memory of its own. The outputs
+// are any nodes: leaves, views, parts of results, gradients, one several times.
+func TestRandomGraphsOnPlanTapeAndAlone(t *testing.T) {
+	seeds := uint64(300)
+	if testing.Short() {
+		seeds = 60
+	}
+	tookOver := 0
+	for seed := range seeds {
+		dt := dtype.Float32
+		if seed%3 == 0 {
+			dt = dtype.Float64
+		}
+		f, grads := plant(t, seed, dt)
+		for range 3 {
+			outputs := slices.Clone(grads)
+			for range 1 + f.IntN(5) {
+				outputs = append(outputs, f.nodes[f.IntN(len(f.nodes))])
+			}
+			if len(f.counts) > 0 {
+				outputs = append(outputs, f.counts[f.IntN(len(f.counts))])
+			}
+			f.Shuffle(len(outputs), func(i, j int) { outputs[i], outputs[j] = outputs[j], outputs[i] })
+			outputs = append(outputs, outputs[0])
+			plan, err := f.b.Plan(outputs...)
+			require.NoError(t, err)
+			if plan.Arena < plan.Values {
+				tookOver++
+			}
+			feeds := f.feeds()
+			need := graph.Feeds{}
+			for _, in := range plan.Inputs() {
+				need[in.Name()] = feeds[in.Name()]
+			}
+			run, err := plan.Native(graph.Poison())
+			require.NoError(t, err)
+			tape, err := f.b.Tape(outputs...)
+			require.NoError(t, err)
+			for i := range 2 {
+				if i > 0 {
+					fresh := f.feeds()
+					for name := range feeds {
+						feeds[name] = fresh[name]
+					}
+					for name := range need {
+						need[name] = fresh[name]
+					}
+				}
+				want, err := alone(f.b, feeds)
+				require.NoError(t, err)
+				require.NoError(t, run.Do(context.Background(), need))
+				require.NoError(t, tape.Do(need))
+				for _, o := range outputs {
+					got, err := run.Value(o)
+					require.NoError(t, err)
+					require.Equal(t, want[o].Bytes(), got.Bytes(), "seed %d: %s of the plan\n%s", seed, o.Name(), plan)
+					got, err = tape.Value(o)
+					require.NoError(t, err)
+					require.Equal(t, want[o].Bytes(), got.Bytes(), "seed %d: %s of the tape\n%s", seed, o.Name(), plan)
+				}
+			}
+			require.NoError(t, tape.Close())
+		}
+	}
+	require.Greater(t, tookOver, int(seeds), "most plans share memory")
+}
