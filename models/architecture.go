@@ -24,6 +24,11 @@ type architecture struct {
 
 	layer func(l *layer, x *graph.Node) *graph.Node // x [...,Hidden] to the same
 
+	// onDisk lists the tensors that make up a parameter, and other is a second
+	// name that a file may have for a tensor; nil: as everywhere.
+	onDisk func(c *Config, name string) []string
+	other  func(name string) string
+
 	gelu       bool                    // the gated unit is GeGLU with tanh, else SwiGLU
 	wholeNorm  bool                    // the norms of q and k are over all heads at once
 	unitNorm   bool                    // norms multiply by 1 + weight
@@ -40,6 +45,7 @@ var architectures = map[string]*architecture{
 	"gemma3_text": &gemma3,
 	"olmo2":       &olmo2,
 	"smollm3":     &smollm3,
+	"kimi_linear": &kimiLinear,
 	"qwen3_moe":   &qwen3Moe,
 	"deepseek_v3": &deepseek3,
 }

@@ -45,6 +45,7 @@ type Config struct {
 
 	Experts *Experts // nil: the gated unit in every layer
 	Latent  *Latent  // nil: keys and values are projected at once
+	Delta   *Delta   // nil: every layer attends
 	Skipped int      // layers of a checkpoint behind the last one, which are not loaded
 
 	// Quantization is quantization_config as the file has it: weights are
@@ -166,6 +167,14 @@ func (c Config) Check() error {
 	}
 	if c.Latent != nil {
 		if err := c.Latent.check(); err != nil {
+			return err
+		}
+	}
+	if c.Type == kimiType && (c.Delta == nil || c.Latent == nil) {
+		return fmt.Errorf("%s must have Delta and Latent", kimiType)
+	}
+	if c.Delta != nil {
+		if err := c.Delta.check(c.Layers); err != nil {
 			return err
 		}
 	}

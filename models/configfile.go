@@ -74,6 +74,8 @@ type file struct {
 	VHeadDim    *int  `json:"v_head_dim,omitempty"`
 	Interleave  *bool `json:"rope_interleave,omitempty"`
 
+	kimiKeys
+
 	Quantization json.RawMessage `json:"quantization_config,omitempty"`
 	TorchDType   string          `json:"torch_dtype,omitempty"`
 	BOS          *tokenIDs       `json:"bos_token_id"`
@@ -147,6 +149,9 @@ func (f *file) config() (Config, error) {
 		Type: f.ModelType, Vocab: f.VocabSize, Hidden: f.HiddenSize, FFN: f.IntermediateSize, Layers: f.Layers,
 		Heads: f.Heads, KVHeads: f.Heads, Context: f.MaxPositions, NormEps: f.RMSNormEps, Tied: f.Tied,
 		BOS: idsOf(f.BOS), EOS: idsOf(f.EOS), Pad: idsOf(f.Pad),
+	}
+	if c.Context == 0 {
+		c.Context = f.ModelMaxLength
 	}
 	if f.KVHeads != nil {
 		c.KVHeads = *f.KVHeads

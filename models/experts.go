@@ -56,6 +56,7 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 		}
 	}
 	ids, weights := ops.Route(logits, bias, e.Router)
+	s.Output(choicesName(l.index), ids)
 	y := ops.Experts(x, weights, ids,
 		s.Param("experts.gate_proj.weight", n, e.FFN, d), s.Param("experts.up_proj.weight", n, e.FFN, d), s.Param("experts.down_proj.weight", n, d, e.FFN))
 	if e.Shared > 0 {
@@ -69,6 +70,9 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 func (m *Transformer) OnDisk(param string) []string { return m.Config.onDisk(param) }
 
 func (c *Config) onDisk(name string) []string {
+	if disk := architectures[c.Type].onDisk; disk != nil {
+		return disk(c, name)
+	}
 	before, kind, ok := strings.Cut(name, ".mlp.experts.")
 	if !ok || c.Experts == nil {
 		return []string{name}

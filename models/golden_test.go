@@ -3,7 +3,6 @@ package models_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -134,18 +133,12 @@ func lossAndGradients(t *testing.T, m *models.Transformer, ids []int32, grad boo
 		v, err := run.Value(o)
 		require.NoError(t, err)
 		// A stack of experts is one parameter and a tensor for each in the files.
-		name, data, parts := params[i].Name(), graph.Data[float32](v), 1
-		before, kind, stack := strings.Cut(name, ".experts.")
-		if stack {
-			parts = params[i].Dim(0)
-		}
-		for e := range parts {
+		data, parts := graph.Data[float32](v), m.OnDisk(params[i].Name())
+		n := len(data) / len(parts)
+		for e, name := range parts {
 			s := 0.0
-			for _, x := range data[e*len(data)/parts : (e+1)*len(data)/parts] {
+			for _, x := range data[e*n : (e+1)*n] {
 				s += float64(x) * float64(x)
-			}
-			if stack {
-				name = fmt.Sprintf("%s.experts.%d.%s", before, e, kind)
 			}
 			norms[name] = math.Sqrt(s)
 		}
@@ -164,9 +157,16 @@ func TestGoldenGradientNorms(t *testing.T) {
 			ids := g.Prompts[len(g.Prompts)-1].InputIDs
 			_, norms := lossAndGradients(t, m, ids, true)
 			require.Len(t, norms, len(g.GradientNorms))
+			worst := 0.0
 			for name, want := range g.GradientNorms {
-				require.InEpsilon(t, want, norms[name], normBound, name)
+				got, ok := norms[name]
+				if !ok { // transformers saves the dense unit of Kimi Linear under the mixtures' name
+					got = norms[strings.Replace(name, ".block_sparse_moe.", ".mlp.", 1)]
+				}
+				require.InEpsilon(t, want, got, normBound, name)
+				worst = max(worst, math.Abs(got/want-1))
 			}
+			t.Logf("%d gradient norms, largest relative difference %.1e", len(norms), worst)
 		})
 	}
 }

@@ -53,7 +53,7 @@ func (l *layer) latentAttention(x *graph.Node) *graph.Node {
 	}
 	kv := linear(s, "kv_b_proj", l.arch.norm(s, "kv_a_layernorm", parts[0], latentEps), c.Heads*(a.Nope+a.V), false)
 	k, v := ops.LatentKV(kv, parts[1], c.Heads, a.Nope, a.V)
-	o := ops.Reshape(l.mix(s, l.index, q, k, v), append(slices.Clone(lead), c.Heads*a.V)...)
+	o := ops.Reshape(l.mix.Attention(l.index, q, k, v), append(slices.Clone(lead), c.Heads*a.V)...)
 	return l.drop.apply(linear(s, "o_proj", o, c.Hidden, c.OutputBias), fmt.Sprintf("attn.%d", l.index))
 }
 

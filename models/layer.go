@@ -51,7 +51,7 @@ func (l *layer) attention(x *graph.Node) *graph.Node {
 		return y
 	}
 	q, k, v := project("q_proj", "q_norm", c.Heads), project("k_proj", "k_norm", c.KVHeads), project("v_proj", "", c.KVHeads)
-	o := ops.Reshape(l.mix(s, l.index, q, k, v), append(slices.Clone(lead), c.Heads*c.HeadDim)...)
+	o := ops.Reshape(l.mix.Attention(l.index, q, k, v), append(slices.Clone(lead), c.Heads*c.HeadDim)...)
 	return l.drop.apply(linear(s, "o_proj", o, c.Hidden, c.OutputBias), fmt.Sprintf("attn.%d", l.index))
 }
 

@@ -99,16 +99,21 @@ const (
 
 // source gives the tensors of a checkpoint by their Hugging Face names.
 type source struct {
-	ck   *checkpoint.Checkpoint
-	gguf *ggufForm // nil: the names are those of the file
-	kept storage
+	ck    *checkpoint.Checkpoint
+	gguf  *ggufForm                // nil: the names are those of the file
+	other func(name string) string // as in architecture
+	kept  storage
 }
 
 func (s *source) lookup(name string) (*checkpoint.Tensor, bool) {
 	if s.gguf != nil {
 		name = s.gguf.tensor(name)
 	}
-	return s.ck.Lookup(name)
+	t, ok := s.ck.Lookup(name)
+	if !ok && s.other != nil {
+		return s.ck.Lookup(s.other(name))
+	}
+	return t, ok
 }
 
 func load(c Config, s *source) (*Transformer, LoadReport, error) {
@@ -121,6 +126,7 @@ func load(c Config, s *source) (*Transformer, LoadReport, error) {
 	if err != nil {
 		return nil, LoadReport{}, err
 	}
+	s.other = architectures[c.Type].other
 	report, err := m.assign(s)
 	return m, report, err
 }

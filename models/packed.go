@@ -15,6 +15,10 @@ import (
 type Packed struct {
 	Tokens, Requests         int
 	Pages, PageSize, Indices int
+
+	// Slots is how many requests the pools of recurrent states hold, for a
+	// model that has such states.
+	Slots int
 }
 
 // The inputs of a packed graph, all int32.
@@ -27,12 +31,17 @@ const (
 	PackedPageIndices = "kv_page_indices"  // [Indices]
 	PackedLastPageLen = "kv_last_page_len" // [R]
 	PackedLastRows    = "last_rows"        // [R] row of each request's last token
+
+	// Only in the graph of a model with recurrent states, see Recurrent.
+	PackedStateSlots  = "state_slots"  // [R] slot of the request's states, -1: no tokens in this step
+	PackedStateStarts = "state_starts" // [R] 1 where the request begins in this step, else 0
 )
 
 // Packed builds one step of generation: it appends the keys and values of the
 // tokens to the pools (the states "kv.<layer>.k" and ".v"), attends, and gives
 // the logits [R,Vocab] of each request's last token. Prefill, a chunk of it
-// and decode are the same graph.
+// and decode are the same graph. Recurrent states ("state.<layer>. ...") are
+// moved on in their slots.
 func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 	c := m.Config
 	layers, err := m.reaches(c.Context)
@@ -40,26 +49,57 @@ func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 		return b.Fail(err)
 	}
 	ints := func(name string, n int) *graph.Node { return b.Input(name, dtype.Int32, n) }
-	tokens, pos, slots := ints(PackedTokens, s.Tokens), ints(PackedPositions, s.Tokens), ints(PackedSlots, s.Tokens)
-	pages := ops.Pages{
+	tokens := ints(PackedTokens, s.Tokens)
+	mix := &paged{b: b, layers: layers, shape: s, pos: ints(PackedPositions, s.Tokens), slots: ints(PackedSlots, s.Tokens)}
+	mix.pages = ops.Pages{
 		QOIndptr: ints(PackedQOIndptr, s.Requests+1), Indptr: ints(PackedPageIndptr, s.Requests+1),
 		Indices: ints(PackedPageIndices, s.Indices), LastPageLen: ints(PackedLastPageLen, s.Requests),
 	}
-	// pool holds the rows [T,heads,width] of x in pages.
-	pool := func(name string, x *graph.Node) *graph.Node {
-		return b.State(name, b.Float(), s.Pages, s.PageSize, x.Dim(-2), x.Dim(-1))
+	if m.Recurrent() {
+		mix.states = ops.Slots{QOIndptr: mix.pages.QOIndptr, Slots: ints(PackedStateSlots, s.Requests), Starts: ints(PackedStateStarts, s.Requests)}
 	}
-	hidden := m.Hidden(b, tokens, Dropout{}, func(_ *graph.Builder, l int, q, k, v *graph.Node) *graph.Node {
-		r := layers[l]
-		q, k = r.turn(q, pos), r.turn(k, pos)
-		kp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.k", l), k), k, slots)
-		vp := ops.AppendPages(pool(fmt.Sprintf("kv.%d.v", l), v), v, slots)
-		return ops.PagedAttention(q, kp, vp, pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale})
-	})
+	hidden := m.Hidden(b, tokens, Dropout{}, mix)
 	// Rows of a table are read by index: the last row of each request.
 	last := ops.Embedding(ints(PackedLastRows, s.Requests), hidden)
 	return m.Head(b, last)
 }
+
+// paged mixes packed tokens with what pages and slots hold of their requests.
+type paged struct {
+	b          *graph.Builder
+	layers     []reach
+	shape      Packed
+	pos, slots *graph.Node
+	pages      ops.Pages
+	states     ops.Slots
+}
+
+// append puts the heads x [T,H,D] of the tokens into a pool of pages.
+func (p *paged) append(name string, x *graph.Node) *graph.Node {
+	pool := p.b.State(name, p.b.Float(), p.shape.Pages, p.shape.PageSize, x.Dim(-2), x.Dim(-1))
+	return ops.AppendPages(pool, x, p.slots)
+}
+
+func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
+	r := p.layers[l]
+	q, k = r.turn(q, p.pos), r.turn(k, p.pos)
+	kp, vp := p.append(fmt.Sprintf("kv.%d.k", l), k), p.append(fmt.Sprintf("kv.%d.v", l), v)
+	return ops.PagedAttention(q, kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale})
+}
+
+func (p *paged) Conv(l int, name string, x, w *graph.Node) *graph.Node {
+	pool := p.b.State(fmt.Sprintf("state.%d.%s_conv", l, name), p.b.Float(), p.shape.Slots, w.Dim(0), w.Dim(1)-1)
+	return ops.ShortConvSlots(x, w, pool, p.states)
+}
+
+func (p *paged) Delta(l int, q, k, v, g, beta *graph.Node) *graph.Node {
+	pool := p.b.State(fmt.Sprintf("state.%d.delta", l), p.b.Float(), p.shape.Slots, v.Dim(-2), k.Dim(-1), v.Dim(-1))
+	return ops.KDASlots(q, k, v, g, beta, pool, p.states, ops.KDASlotsOp{})
+}
+
+// Recurrent reports whether a request of the model has states beside its pages:
+// a step cannot be taken twice on them.
+func (m *Transformer) Recurrent() bool { return m.Config.Delta != nil }
 
 // Limits tells what a session needs to know of the model.
 func (m *Transformer) Limits() (vocab, context int, eos []int32) {

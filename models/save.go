@@ -76,7 +76,7 @@ func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 			}
 			names := m.Config.onDisk(p.Name)
 			if len(names) == 1 && stored == p.Type.DType {
-				if !yield(entry(p.Name, p.Tensor())) {
+				if !yield(entry(names[0], p.Tensor())) {
 					return
 				}
 				continue

@@ -101,9 +101,38 @@ func (r reach) turn(x, pos *graph.Node) *graph.Node {
 	return ops.Rotary(x, pos, r.table, r.pairing)
 }
 
-// Mixer is how a layer's queries meet keys and values: q [...,Heads,HeadDim], k
-// and v [...,KVHeads,HeadDim] before the rotation give out as q.
-type Mixer func(s *graph.Builder, layer int, q, k, v *graph.Node) *graph.Node
+// Mixer is how the tokens of a layer meet those before them: densely in
+// training, through a cache in generation.
+type Mixer interface {
+	// Attention gives out of q [...,Heads,HeadDim] and k and v
+	// [...,KVHeads,HeadDim], all before the rotation.
+	Attention(layer int, q, k, v *graph.Node) *graph.Node
+
+	// Conv is the short convolution of a stream of that name, x [...,C] with
+	// w [C,W].
+	Conv(layer int, name string, x, w *graph.Node) *graph.Node
+
+	// Delta is the core of Kimi Delta Attention.
+	Delta(layer int, q, k, v, g, beta *graph.Node) *graph.Node
+}
+
+// dense mixes whole sequences [B,T,...] at positions 0..T-1.
+type dense struct{ layers []reach }
+
+func (d dense) Attention(l int, q, k, v *graph.Node) *graph.Node {
+	r := d.layers[l]
+	return ops.Attention(r.turn(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale})
+}
+
+func (dense) Conv(_ int, _ string, x, w *graph.Node) *graph.Node {
+	y, _ := ops.ShortConv(x, w, nil, nil)
+	return y
+}
+
+func (dense) Delta(_ int, q, k, v, g, beta *graph.Node) *graph.Node {
+	o, _ := ops.KDA(q, k, v, g, beta, ops.KDAOptions{})
+	return o
+}
 
 // Hidden builds the decoder up to its last norm: tokens [...] give [...,Hidden].
 func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout, mix Mixer) *graph.Node {
@@ -135,11 +164,7 @@ func (m *Transformer) Logits(b *graph.Builder, tokens *graph.Node, drop Dropout)
 	if err != nil {
 		return b.Fail(err)
 	}
-	hidden := m.Hidden(b, tokens, drop, func(_ *graph.Builder, l int, q, k, v *graph.Node) *graph.Node {
-		r := layers[l]
-		return ops.Attention(r.turn(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale})
-	})
-	return m.Head(b, hidden)
+	return m.Head(b, m.Hidden(b, tokens, drop, dense{layers}))
 }
 
 // Loss declares the inputs "tokens" and "labels" (int32 [batch,context]) and,
@@ -185,7 +210,8 @@ func (m *Transformer) Declare() error {
 }
 
 // Init draws the weights: normal with deviation 0.02, the projections that end
-// a residual branch divided by sqrt(2 Layers); norms 1, biases 0. Each
+// a residual branch divided by sqrt(2 Layers); norms 1, biases 0; the decays and
+// convolutions of Kimi Delta Attention as deltaInit says. Each
 // parameter has a stream of its own, so a model is a function of config and
 // seed.
 func (m *Transformer) Init(seed uint64) error {
@@ -195,7 +221,9 @@ func (m *Transformer) Init(seed uint64) error {
 	unit := architectures[m.Config.Type].unitNorm
 	for _, p := range m.params.All() {
 		w := graph.Data[float32](p.Tensor())
+		r := rand.New(rand.NewPCG(streamSeed(seed, p.Name), 0))
 		switch {
+		case deltaInit(r, p.Name, w):
 		case strings.HasSuffix(p.Name, "norm.weight"):
 			one := float32(1)
 			if unit {
@@ -204,14 +232,13 @@ func (m *Transformer) Init(seed uint64) error {
 			for i := range w {
 				w[i] = one
 			}
-		case strings.HasSuffix(p.Name, ".bias"):
+		case strings.HasSuffix(p.Name, "bias"):
 			clear(w)
 		default:
 			dev := 0.02
 			if strings.HasSuffix(p.Name, "o_proj.weight") || strings.HasSuffix(p.Name, "down_proj.weight") {
 				dev /= math.Sqrt(2 * float64(m.Config.Layers))
 			}
-			r := rand.New(rand.NewPCG(streamSeed(seed, p.Name), 0))
 			for i := range w {
 				w[i] = float32(dev * r.NormFloat64())
 			}

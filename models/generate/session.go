@@ -49,6 +49,7 @@ type Session struct {
 	eos    []int32
 	states *graph.Params // the pools
 	free   []int32       // pages
+	slots  []int32       // free slots of recurrent states
 	active []*Request
 	steps  map[[2]int]*step // by tokens and requests
 	take   []int            // tokens that each active request brings to a step
@@ -78,6 +79,9 @@ func New(m Model, o Options) (*Session, error) {
 	for p := range s.pages() {
 		s.free = append(s.free, int32(s.pages()-1-p))
 	}
+	for r := range o.Requests {
+		s.slots = append(s.slots, int32(o.Requests-1-r))
+	}
 	_, err := s.step(1, 1) // tells now what is wrong with the model
 	return s, err
 }
@@ -94,6 +98,7 @@ type Request struct {
 	given   int     // of them, the prompt and what Next has returned
 	cached  int     // of them, those whose keys and values are in pages
 	pages   []int32
+	slot    int32 // of its recurrent states, which its first step begins at zeros
 	sampler *sampler
 	err     error
 }
@@ -132,11 +137,12 @@ func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
 	for _, id := range prompt {
 		r.sampler.saw(id)
 	}
+	r.slot, s.slots = s.slots[len(s.slots)-1], s.slots[:len(s.slots)-1]
 	s.active = append(s.active, r)
 	return r, nil
 }
 
-// Remove ends a request and gives its pages back.
+// Remove ends a request and gives its pages and its slot back.
 func (s *Session) Remove(r *Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,6 +150,7 @@ func (s *Session) Remove(r *Request) {
 		s.active = slices.Delete(s.active, i, i+1)
 		s.free = append(s.free, r.pages...)
 		r.pages = r.pages[:0]
+		s.slots = append(s.slots, r.slot)
 	}
 }
 
@@ -194,6 +201,14 @@ func (s *Session) advance(ctx context.Context) error {
 	if err := st.fill(s); err != nil {
 		return err
 	}
+	if st.recurrent {
+		// Recurrent states move on in place: a step on them ends once it has
+		// begun.
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		ctx = context.Background()
+	}
 	if err := st.run.Do(ctx, st.feeds); err != nil {
 		if ctx.Err() == nil {
 			// Pages may be half written; what follows would be wrong text.
@@ -228,7 +243,9 @@ type step struct {
 	logits *graph.Node
 	feeds  graph.Feeds
 
-	tokens, positions, slots, qo, indptr, indices, lastLen, lastRow []int32
+	tokens, positions, slots, qo, indptr, indices, lastLen, lastRow, stateSlots, starts []int32
+
+	recurrent bool // the model has states beside the pages
 }
 
 // step finds or builds the plan that holds so many tokens and requests.
@@ -240,7 +257,7 @@ func (s *Session) step(tokens, requests int) (*step, error) {
 	t, r := key[0], key[1]
 	indices := s.pages()
 	b := graph.New(graph.Share(s.model.Params()), graph.States(s.states))
-	st := &step{logits: s.model.Packed(b, models.Packed{Tokens: t, Requests: r, Pages: s.pages(), PageSize: s.opts.PageSize, Indices: indices})}
+	st := &step{logits: s.model.Packed(b, models.Packed{Tokens: t, Requests: r, Pages: s.pages(), PageSize: s.opts.PageSize, Indices: indices, Slots: s.opts.Requests})}
 	plan, err := b.Plan(st.logits)
 	if err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
@@ -248,6 +265,11 @@ func (s *Session) step(tokens, requests int) (*step, error) {
 	if st.run, err = plan.Native(); err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
 	}
+	asked := map[string]bool{} // not every model has pages, or states
+	for _, in := range plan.Inputs() {
+		asked[in.Name()] = true
+	}
+	st.recurrent = asked[models.PackedStateSlots]
 	st.feeds = graph.Feeds{}
 	for name, x := range map[string]struct {
 		to *[]int32
@@ -256,9 +278,12 @@ func (s *Session) step(tokens, requests int) (*step, error) {
 		models.PackedTokens: {&st.tokens, t}, models.PackedPositions: {&st.positions, t}, models.PackedSlots: {&st.slots, t},
 		models.PackedQOIndptr: {&st.qo, r + 1}, models.PackedPageIndptr: {&st.indptr, r + 1}, models.PackedPageIndices: {&st.indices, indices},
 		models.PackedLastPageLen: {&st.lastLen, r}, models.PackedLastRows: {&st.lastRow, r},
+		models.PackedStateSlots: {&st.stateSlots, r}, models.PackedStateStarts: {&st.starts, r},
 	} {
 		*x.to = make([]int32, x.n)
-		st.feeds[name] = *x.to
+		if asked[name] {
+			st.feeds[name] = *x.to
+		}
 	}
 	s.steps[key] = st
 	return st, nil
@@ -296,9 +321,17 @@ func (st *step) fill(s *Session) error {
 		st.qo[i+1], st.indptr[i+1] = int32(row), int32(page)
 		st.lastLen[i] = int32((end+size-1)%size + 1)
 		st.lastRow[i] = int32(max(row-1, 0))
+		st.stateSlots[i], st.starts[i] = -1, 0
+		if s.take[i] > 0 {
+			st.stateSlots[i] = r.slot
+		}
+		if r.cached == 0 {
+			st.starts[i] = 1
+		}
 	}
 	for i := len(s.active); i < len(st.lastLen); i++ {
 		st.qo[i+1], st.indptr[i+1], st.lastLen[i], st.lastRow[i] = int32(row), int32(page), 0, 0
+		st.stateSlots[i], st.starts[i] = -1, 0
 	}
 	for ; row < len(st.tokens); row++ {
 		st.tokens[row], st.positions[row], st.slots[row] = 0, 0, -1

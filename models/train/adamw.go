@@ -10,8 +10,8 @@ import (
 )
 
 // adamW holds the float32 moments m and v of each parameter that
-// native.AdamW updates, with weight decay for matrices only unless DecayAll is
-// set.
+// native.AdamW updates, with weight decay for matrices and stacks of them only
+// unless DecayAll is set.
 type adamW struct {
 	o      Options
 	params []*graph.Param
@@ -61,7 +61,7 @@ func (a *adamW) update(grads [][]float32, scale, lr float64, t int) {
 	step := native.AdamWStep{LR: lr, Beta1: a.o.Beta1, Beta2: a.o.Beta2, Eps: a.o.Eps, Step: t, GradScale: scale}
 	for i, p := range a.params {
 		step.Decay = a.o.Decay
-		if p.Type.Rank() != 2 && !a.o.DecayAll {
+		if r := p.Type.Rank(); r != 2 && r != 3 && !a.o.DecayAll {
 			step.Decay = 0
 		}
 		native.AdamW(graph.Data[float32](p.Tensor()), a.m[i], a.v[i], grads[i], p.Type.Size(), step)

@@ -1,0 +1,139 @@
+package generate_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/generate"
+	"github.com/seafan/seafan/ops"
+)
+
+// hybrid is a small Kimi Linear with experts, or with KDA layers alone.
+func hybrid(t testing.TB, seed uint64, deltaAlone bool) *models.Transformer {
+	t.Helper()
+	c := models.Config{
+		Vocab: 256, Hidden: 32, FFN: 48, Layers: 4, Heads: 2, Context: 1 << 15,
+		Latent:  &models.Latent{KVRank: 12, Nope: 8, Rope: 4, V: 10},
+		Delta:   &models.Delta{Heads: 2, HeadDim: 16, Width: 4, Layers: []bool{true, true, true, deltaAlone}},
+		Experts: &models.Experts{Router: ops.Router{Experts: 4, TopK: 2, Sigmoid: true, Renormalize: true}, FFN: 8, Bias: true, Dense: make([]bool, 4)},
+	}
+	m, err := models.KimiLinear(c)
+	require.NoError(t, err)
+	require.NoError(t, m.Init(seed))
+	// Start far from even, so that texts differ.
+	for _, p := range m.Params().All() {
+		w := graph.Data[float32](p.Tensor())
+		if p.Type.Rank() == 2 {
+			for i := range w {
+				w[i] *= 8
+			}
+		}
+		p.Touch()
+	}
+	return m
+}
+
+// TestHybridTexts holds a text to one: however its prompt is cut, in a slot that
+// another request has left, and beside others that come and go.
+func TestHybridTexts(t *testing.T) {
+	prompt := func(i int) []int32 {
+		p := make([]int32, 3+i*23)
+		for j := range p {
+			p[j] = int32((i*31 + j*j*17) % 256)
+		}
+		return p
+	}
+	for _, deltaAlone := range []bool{false, true} {
+		m := hybrid(t, 3, deltaAlone)
+		const texts, length = 4, 25
+		var want [texts][]int32
+		for n, chunk := range []int{256, 7, 1} {
+			s := must(generate.New(m, generate.Options{Context: 200, Chunk: chunk, PageSize: 4}))
+			for i := range texts { // one after the other in one slot
+				got := write(t, s, prompt(i), generate.Sampling{}, length)
+				if n == 0 {
+					want[i] = got
+				}
+				require.Equal(t, want[i], got, "text %d in chunks of %d", i, chunk)
+			}
+		}
+		require.NotEqual(t, want[0], want[1])
+
+		s := must(generate.New(m, generate.Options{Context: 200, Requests: 3, Chunk: 16, PageSize: 8}))
+		ctx := context.Background()
+		var got [texts][]int32
+		active := map[int]*generate.Request{}
+		for next := 0; next < texts || len(active) > 0; {
+			if next < texts && len(active) < 3 {
+				r, err := s.Add(prompt(next), generate.Sampling{})
+				require.NoError(t, err)
+				active[next] = r
+				next++
+			}
+			for i, r := range active {
+				id, err := r.Next(ctx)
+				require.NoError(t, err)
+				if got[i] = append(got[i], id); len(got[i]) == length {
+					s.Remove(r)
+					delete(active, i)
+				}
+			}
+		}
+		require.Equal(t, want, got)
+	}
+}
+
+// TestHybridCancel: a step that was never begun can be taken, with the same
+// text: no state has moved.
+func TestHybridCancel(t *testing.T) {
+	m := hybrid(t, 4, false)
+	s := must(generate.New(m, generate.Options{Context: 100}))
+	want := write(t, s, []int32{1, 2, 3}, generate.Sampling{}, 12)
+	r, err := s.Add([]int32{1, 2, 3}, generate.Sampling{})
+	require.NoError(t, err)
+	for _, id := range want {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, err := r.Next(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		got, err := r.Next(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, id, got)
+	}
+}
+
+// TestN09_HybridMemoryStaysFlat decodes 10,000 tokens with KDA layers alone: the
+// heap is that at 100 tokens, and a token allocates nothing.
+func TestN09_HybridMemoryStaysFlat(t *testing.T) {
+	s := must(generate.New(hybrid(t, 5, true), generate.Options{}))
+	r, err := s.Add([]int32{1, 2, 3}, generate.Sampling{})
+	require.NoError(t, err)
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	ctx := context.Background()
+	var at100 uint64
+	for n := 1; n <= 10000; n++ {
+		_, err := r.Next(ctx)
+		require.NoError(t, err)
+		if n == 100 {
+			at100 = heap()
+		}
+	}
+	end := heap()
+	t.Logf("heap %d bytes at 100 tokens, %d at 10,000", at100, end)
+	require.Less(t, float64(end), 1.01*float64(at100))
+	require.Zero(t, testing.AllocsPerRun(50, func() {
+		if _, err := r.Next(ctx); err != nil {
+			panic(err)
+		}
+	}))
+}
