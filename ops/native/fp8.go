@@ -101,7 +101,7 @@ func fp8Table(exponent, mantissa int) *[256]float32 {
 		case exponent == 5 && c == 0x7C:
 			v = math.Inf(1)
 		case exponent == 5 && c > 0x7C, c == 0x7F: // a quiet NaN with the code's payload
-			bits := 0x7FC00000 | uint32(c&3)<<21
+			bits := 0x7FC00000 | uint32(c)<<(23-mantissa)&0x7FFFFF
 			t[c], t[c|0x80] = math.Float32frombits(bits), math.Float32frombits(1<<31|bits)
 			continue
 		}
@@ -291,13 +291,12 @@ func fp8AmaxUnit[T Float](a *fp8AmaxArgs[T], i int) {
 // amaxOf returns the largest magnitude among the numbers of x and how many
 // elements are not numbers.
 func amaxOf[T Float](x []T) (m float32, nan int) {
-	if fp8Assembly[T]() {
-		if len(x) == 0 {
-			return 0, 0
-		}
-		return fp8AmaxAVX512(f32p(x), len(x))
-	}
 	var top uint32 // of the bits, which are ordered as the magnitudes are
+	if inAssembly[T]() && len(x) > 0 {
+		var taken int
+		top, nan, taken = fp8Amax(float32s(x))
+		x = x[taken:]
+	}
 	for _, v := range x {
 		a := math.Float32bits(float32(v)) &^ (1 << 31)
 		if a > 0xFF<<23 {
@@ -387,10 +386,11 @@ func fp8Encode[T Float](codes []byte, x []T, step float32, f FP8) {
 		return
 	}
 	form := &fp8Formats[f]
-	if fp8Assembly[T]() && fp8EncodeAVX512(&codes[0], f32p(x), step, len(x), form) {
-		return // without meeting a NaN
+	taken := 0
+	if inAssembly[T]() {
+		taken = fp8EncodeSome(codes[:len(x)], float32s(x), step, form)
 	}
-	encode(*form, codes, x, step)
+	encode(*form, codes[taken:], x[taken:], step)
 }
 
 // FP8Decode computes the values of codes, without steps. A NaN comes out quiet.
@@ -423,9 +423,9 @@ func fp8DecodeTimes[T Float](x []T, codes []byte, step float32, f FP8) {
 	if len(codes) == 0 {
 		return
 	}
-	if fp8Assembly[T]() {
-		fp8DecodeAVX512(f32p(x), &codes[0], len(codes), int(f), step)
-		return
+	if inAssembly[T]() {
+		taken := fp8DecodeSome(float32s(x[:len(codes)]), codes, step, f)
+		x, codes = x[taken:], codes[taken:]
 	}
 	table := fp8Values[f]
 	x = x[:len(codes)]
@@ -466,11 +466,8 @@ func fp8DequantizeUnit[T Float](a *fp8DequantizeArgs[T], i int) {
 	})
 }
 
-// fp8Assembly says whether T is encoded and decoded in assembly.
-func fp8Assembly[T Float]() bool {
-	var z T
-	return unsafe.Sizeof(z) == 4 && gemmKernel == avx512Kernel
-}
+// float32s is x, whose elements are float32.
+func float32s[T Float](x []T) []float32 { return unsafe.Slice(f32p(x), len(x)) }
 
 // scratch8 holds buffers of codes.
 var scratch8 scratch[byte]

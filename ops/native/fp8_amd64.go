@@ -2,7 +2,66 @@
 
 package native
 
-// This file binds the assembly of the 8-bit floats. n is positive.
+import "math"
+
+// This file binds the assembly of the 8-bit floats. n is positive, for AVX2 a
+// multiple of 16.
+
+// fp8Amax returns the bits of the largest magnitude among the first elements of
+// x, how many of them are NaN, and how many it took.
+func fp8Amax(x []float32) (bits uint32, nan, taken int) {
+	if gemmKernel == avx512Kernel {
+		m, nan := fp8AmaxAVX512(&x[0], len(x))
+		return math.Float32bits(m), nan, len(x)
+	}
+	if n := len(x) &^ 15; n > 0 {
+		bits, nan = fp8AmaxAVX2(&x[0], n)
+		return bits, nan, n
+	}
+	return 0, 0, 0
+}
+
+// fp8EncodeSome computes the codes of the first elements of x / step and returns
+// how many: none where a quotient is NaN.
+func fp8EncodeSome(codes []byte, x []float32, step float32, f *fp8Format) (taken int) {
+	if gemmKernel == avx512Kernel {
+		if fp8EncodeAVX512(&codes[0], &x[0], step, len(x), f) {
+			return len(x)
+		}
+		return 0
+	}
+	if n := len(x) &^ 15; n > 0 && fp8EncodeAVX2(&codes[0], &x[0], step, n, f) {
+		return n
+	}
+	return 0
+}
+
+// fp8DecodeSome computes the values of the first codes times step and returns
+// how many.
+func fp8DecodeSome(x []float32, codes []byte, step float32, f FP8) (taken int) {
+	if gemmKernel == avx512Kernel {
+		fp8DecodeAVX512(&x[0], &codes[0], len(codes), int(f), step)
+		return len(codes)
+	}
+	n := len(codes) &^ 15
+	switch {
+	case n == 0:
+	case f == E4M3:
+		fp8DecodeAVX2(&x[0], &codes[0], n, 20, 0x1p120, 0x7E, step)
+	default:
+		fp8DecodeAVX2(&x[0], &codes[0], n, 21, 0x1p112, 0x7B, step)
+	}
+	return n
+}
+
+//go:noescape
+func fp8AmaxAVX2(x *float32, n int) (bits uint32, nan int)
+
+//go:noescape
+func fp8EncodeAVX2(codes *byte, x *float32, step float32, n int, f *fp8Format) bool
+
+//go:noescape
+func fp8DecodeAVX2(x *float32, codes *byte, n, shift int, widen float32, last uint32, step float32)
 
 // fp8AmaxAVX512 returns the largest magnitude among the numbers of x and how
 // many elements are NaN.

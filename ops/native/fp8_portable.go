@@ -2,11 +2,11 @@
 
 package native
 
-// This file stands in for the assembly of the 8-bit floats where there is none;
-// fp8Assembly keeps callers away from it.
+// This file stands in for the assembly of the 8-bit floats where there is none:
+// it takes nothing.
 
-func fp8AmaxAVX512(x *float32, n int) (amax float32, nan int) { return 0, 0 }
+func fp8Amax(x []float32) (bits uint32, nan, taken int) { return 0, 0, 0 }
 
-func fp8EncodeAVX512(codes *byte, x *float32, step float32, n int, f *fp8Format) bool { return false }
+func fp8EncodeSome(codes []byte, x []float32, step float32, f *fp8Format) (taken int) { return 0 }
 
-func fp8DecodeAVX512(x *float32, codes *byte, n, format int, step float32) {}
+func fp8DecodeSome(x []float32, codes []byte, step float32, f FP8) (taken int) { return 0 }

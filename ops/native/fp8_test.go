@@ -53,7 +53,7 @@ func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
 					numbers, codes = append(numbers, v), append(codes, want[i])
 				}
 			}
-			for _, n := range []int{1, 15, 16, 17, 100, len(numbers)} {
+			for _, n := range []int{1, 15, 16, 17, 32, 100, len(numbers)} {
 				got := optest.Guard[byte](n)
 				FP8Quantize(got.Data, nil, numbers[len(numbers)-n:], []float32{1}, FP8PerTensor(1, n), o.f)
 				optest.CheckGuards(t, "codes", got)
@@ -69,7 +69,9 @@ func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
 				optest.CheckGuards(t, "values", values)
 				for i, v := range values.Data {
 					w := o.decode(all[256-n+i])
-					require.True(t, v == w && math.Signbit(float64(v)) == math.Signbit(float64(w)) || v != v && w != w, "%s %#x: %v, want %v", o.f, all[256-n+i], v, w)
+					c := all[256-n+i]
+					require.True(t, v == w && math.Signbit(float64(v)) == math.Signbit(float64(w)) || v != v && w != w, "%s %#x: %v, want %v", o.f, c, v, w)
+					require.Equal(t, math.Float32bits(fp8Values[o.f][c]), math.Float32bits(v), "%s %#x: one bit pattern in every kernel set", o.f, c)
 				}
 			}
 			back := make([]byte, 256)
