@@ -80,6 +80,15 @@ __device__ __forceinline__ void gemm_stream(const CUtensorMap& xmap, const CUten
     grid_wait();
     const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int at = 0;
+    const int mine = wg * 128 + threadIdx.x % 128;
+    // The flag follows the partial sums some steps later: by then they are written, and the fence does not stop the stream.
+    bool owed = false;
+    auto pay = [&]() {
+      __threadfence();
+      asm volatile("bar.sync 1, 256;" ::: "memory");
+      if (mine == 0) atomicExch(p.flags + blockIdx.x, 1);
+      owed = false;
+    };
     for (long unit = first; unit < end;) {
       const int tile = unit / steps;
       const bool owner = unit % steps == 0;
@@ -107,7 +116,9 @@ __device__ __forceinline__ void gemm_stream(const CUtensorMap& xmap, const CUten
           if (threadIdx.x % 128 == 0) barrier_arrive(empty + last);
         }
         last = slot;
+        if (owed && unit == begin + 3) pay();
       }
+      if (owed) pay();
       wgmma_wait<0>();
       wgmma_pin(d[0]);
       wgmma_pin(d[1]);
@@ -115,14 +126,12 @@ __device__ __forceinline__ void gemm_stream(const CUtensorMap& xmap, const CUten
 
       // Scratch in the order of the registers, so that every access is a run of 128 threads.
       constexpr int PARTS = COLS;  // floats of a thread
-      const int mine = wg * 128 + threadIdx.x % 128;
       if (!owner) {
         float* s = p.scratch + (long)blockIdx.x * ROWS * COLS + mine;
 #pragma unroll
         for (int i = 0; i < PARTS; i++) s[i * 256] = d[i / (COLS / 2)][i % (COLS / 2)];
-        __threadfence();
-        asm volatile("bar.sync 1, 256;" ::: "memory");
-        if (mine == 0) atomicExch(p.flags + blockIdx.x, 1);
+        owed = true;
+        if (unit == end) pay();
         continue;
       }
       // The blocks behind this one that share the tile.

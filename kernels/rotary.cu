@@ -7,7 +7,8 @@
 // positions [T]; cos and sin f32 [max_positions, rot/2]. slots [T] is page*page_size + offset of each token in the pool
 // [slots, Hk, D], negative for a token that writes nothing. A position outside the table writes NaN rather than reading
 // past it. Rows aligned to 16 bytes, D a multiple of 8, rot a multiple of 16; with head norms rot = D, D/16 a power of
-// two up to 32. No shared memory. Any arch. Paper: Su et al. 2021.
+// two up to 32. No shared memory; local memory: 16 bytes (f16 on
+// sm_89, so that four blocks fit). Any arch. Paper: Su et al. 2021.
 #include "element.cuh"
 
 template <class T, bool HALF>
@@ -119,7 +120,7 @@ __device__ __forceinline__ void rotary(T* q_out, T* k_out, const T* q, const T* 
 }
 
 #define ROTARY(T, NAME, HALF)                                                                                                  \
-  extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 1) rotary_##NAME##_##T(T* q_out, T* k_out, const T* q, const T* k, const T* q_weight, const T* k_weight, \
+  extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) rotary_##NAME##_##T(T* q_out, T* k_out, const T* q, const T* k, const T* q_weight, const T* k_weight, \
                                                 const float* cos, const float* sin, const int* positions, int hq, int hk, int d, int rot, \
                                                 int max_positions, long q_stride, long k_stride, long v_stride, long q_out_stride,        \
                                                 long k_out_stride, float eps, T* k_pool, T* v_pool, const T* v, const int* slots) {       \

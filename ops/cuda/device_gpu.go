@@ -86,8 +86,7 @@ type Device struct {
 
 	// Owned by the executor goroutine.
 	modules   map[string]cu.Module
-	functions map[string]cu.Function
-	shared    map[string]int // dynamic shared memory that a function was allowed so far
+	functions map[string]*kernel
 	buffers   map[*Buffer]struct{}
 	pins      map[*HostBuffer]struct{}
 	graphs    map[*Graph]struct{}
@@ -117,7 +116,7 @@ func Open(index int) (*Device, error) {
 	}
 	d := &Device{
 		Info: info, calls: make(chan func(), 64), done: make(chan struct{}),
-		modules: map[string]cu.Module{}, functions: map[string]cu.Function{}, shared: map[string]int{},
+		modules: map[string]cu.Module{}, functions: map[string]*kernel{},
 		buffers: map[*Buffer]struct{}{}, pins: map[*HostBuffer]struct{}{}, graphs: map[*Graph]struct{}{}, streams: map[*Stream]struct{}{},
 	}
 	d.stats.ByLabel = map[string]int64{}
@@ -213,37 +212,46 @@ func (d *Device) note(err error) {
 // Target describes the device to launch code.
 func (d *Device) Target() Target { return d.target }
 
-// kernel finds a kernel in the embedded images, loading its image on first use, and allows it the shared memory.
-func (d *Device) kernel(name string, shared int) (cu.Function, error) {
-	f, ok := d.functions[name]
-	if !ok {
+// kernel is a loaded kernel.
+type kernel struct {
+	cu.Function
+	params int
+	shared int // dynamic shared memory that it was allowed so far
+}
+
+// kernel finds a kernel in the images, loading its image on first use, and allows it the shared memory.
+func (d *Device) kernel(name string, shared int) (*kernel, error) {
+	k := d.functions[name]
+	if k == nil {
 		file, err := kernels.FileOf(name)
 		if err != nil {
-			return f, err
+			return nil, err
 		}
 		mod, ok := d.modules[file]
 		if !ok {
 			data, err := kernels.Bytes(file)
 			if err != nil {
-				return f, err
+				return nil, err
 			}
 			if mod, err = cu.LoadData(string(data)); err != nil {
-				return f, wrap(err, fmt.Sprintf("image %s on %s (compute capability %d.%d)", file, d.Info.Name, d.Info.Compute/10, d.Info.Compute%10))
+				return nil, wrap(err, fmt.Sprintf("image %s on %s (compute capability %d.%d)", file, d.Info.Name, d.Info.Compute/10, d.Info.Compute%10))
 			}
 			d.modules[file] = mod
 		}
-		if f, err = mod.Function(name); err != nil {
-			return f, wrap(err, fmt.Sprintf("kernel %s in image %s", name, file))
+		f, err := mod.Function(name)
+		if err != nil {
+			return nil, wrap(err, fmt.Sprintf("kernel %s in image %s", name, file))
 		}
-		d.functions[name] = f
+		k = &kernel{Function: f, params: paramCount(f)}
+		d.functions[name] = k
 	}
-	if shared > 48<<10 && shared > d.shared[name] {
-		if err := allowShared(f, shared); err != nil {
-			return f, err
+	if shared > 48<<10 && shared > k.shared {
+		if err := allowShared(k.Function, shared); err != nil {
+			return nil, err
 		}
-		d.shared[name] = shared
+		k.shared = shared
 	}
-	return f, nil
+	return k, nil
 }
 
 // Close waits for the device, frees everything that was allocated through it and gives the context back.

@@ -26,7 +26,7 @@ static const char *errorText(int code) {
 // do not start at 0 when the first is a tensor map, which is aligned to 128 bytes in constant memory.) Answers -1 when the
 // block is not as long as the parameters.
 static int launch(CUfunction f, CUstream stream, unsigned gx, unsigned gy, unsigned gz, unsigned block, unsigned shared,
-                  unsigned cluster, int overlap, void *args, size_t size) {
+                  unsigned cluster, int overlap, void *args, size_t size, int count) {
   CUlaunchAttribute attr[2];
   CUlaunchConfig cfg;
   memset(&cfg, 0, sizeof cfg);
@@ -50,14 +50,23 @@ static int launch(CUfunction f, CUstream stream, unsigned gx, unsigned gy, unsig
   }
   void *params[64];
   size_t first = 0, offset = 0, bytes = 0, end = 0;
-  int n = 0;
-  for (; n < 64 && cuFuncGetParamInfo(f, n, &offset, &bytes) == CUDA_SUCCESS; n++) {
+  for (int n = 0; n < count; n++) {
+    CUresult code = cuFuncGetParamInfo(f, n, &offset, &bytes);
+    if (code != CUDA_SUCCESS) return code;
     if (n == 0) first = offset;
     params[n] = (char *)args + (offset - first);
     end = offset - first + bytes;
   }
-  if (size < end || size - end >= 8) return -1;
+  if (end < size || end - size >= 8) return -1; // a struct at the end may be padded
   return cuLaunchKernelEx(&cfg, f, params, 0);
+}
+
+// How many parameters a kernel has, 64 at most: asked once a kernel, because the driver says it by an error.
+static int paramCount(CUfunction f) {
+  size_t offset, bytes;
+  int n = 0;
+  while (n < 64 && cuFuncGetParamInfo(f, n, &offset, &bytes) == CUDA_SUCCESS) n++;
+  return n;
 }
 
 static int encodeMap(void *dst, int type, unsigned rank, unsigned long long base, void *dims, void *strides, void *box, int swizzle) {
@@ -120,13 +129,16 @@ func wrap(err error, call string) error {
 func function(f cu.Function) C.CUfunction { return *(*C.CUfunction)(unsafe.Pointer(&f)) }
 func stream(s cu.Stream) C.CUstream       { return *(*C.CUstream)(unsafe.Pointer(&s)) }
 
-func launchRaw(f cu.Function, s cu.Stream, l Launch, block []byte) error {
+func paramCount(f cu.Function) int { return int(C.paramCount(function(f))) }
+
+// launchRaw launches with an argument block that has 8 bytes of room behind its end.
+func launchRaw(f cu.Function, params int, s cu.Stream, l Launch, block []byte) error {
 	overlap := C.int(0)
 	if l.Overlap {
 		overlap = 1
 	}
 	code := C.launch(function(f), stream(s), C.uint(l.Grid[0]), C.uint(l.Grid[1]), C.uint(l.Grid[2]), C.uint(l.Block),
-		C.uint(l.Shared), C.uint(l.Cluster), overlap, unsafe.Pointer(unsafe.SliceData(block)), C.size_t(len(block)))
+		C.uint(l.Shared), C.uint(l.Cluster), overlap, unsafe.Pointer(unsafe.SliceData(block)), C.size_t(len(block)), C.int(params))
 	switch code {
 	case 0:
 		return nil

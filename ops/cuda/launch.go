@@ -197,7 +197,6 @@ func (l Launch) pack(encode func(dst []byte, m TensorMap) error) ([]byte, error)
 			return nil, fmt.Errorf("%s: argument %s has type %T, which no kernel takes", l.Kernel, a.Name, a.Value)
 		}
 	}
-	align(8) // the end of a parameter struct
 	return block, nil
 }
 

@@ -196,7 +196,7 @@ func TestDeviceAttentionRagged(t *testing.T) {
 					a := AttentionPrefill{Type: dt, Hq: c.hq, Hk: c.hk, D: c.d, Out: b.out(dt, len(q)), LSE: b.out(F32, c.hq*T), Q: b.put(dt, q), K: b.put(dt, k), V: b.put(dt, v), Causal: c.causal, Window: c.window,
 						Ragged: &Ragged{Pages: Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(append(p.indices, 0)...), LastPageLen: b.ints(p.last...)}, Tokens: T, PoolTokens: p.pages * c.page}}
 					gpu := b.d.Target()
-					gpu.Portable = portable
+					gpu.Portable = gpu.Portable || portable
 					batch, index, err := WorkMap(indptr, a.TileRows(gpu))
 					require.NoError(t, err)
 					a.Ragged.QoIndptr, a.Ragged.TileBatch, a.Ragged.TileIndex, a.Ragged.Tiles = b.ints(wide(indptr)...), b.ints(append(wide(batch), -1)...), b.ints(append(wide(index), 0)...), len(batch)+1

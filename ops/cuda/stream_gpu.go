@@ -93,7 +93,7 @@ func (q direct) Launch(l Launch) error {
 	if err := l.fits(q.dev.target); err != nil {
 		return err
 	}
-	f, err := q.dev.kernel(l.Kernel, l.Shared)
+	k, err := q.dev.kernel(l.Kernel, l.Shared)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (q direct) Launch(l Launch) error {
 	if err != nil {
 		return err
 	}
-	return launchRaw(f, q.stream, l, block)
+	return launchRaw(k.Function, k.params, q.stream, l, append(block, make([]byte, 8)...)[:len(block)])
 }
 
 func (q direct) Fill(dst Pointer, value byte, n int64) error {
