@@ -1,3 +1,5 @@
+// What a user can give an op that it does not take.
+
 package ops_test
 
 import (

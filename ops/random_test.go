@@ -1,3 +1,5 @@
+// Random graphs of the real ops, three ways.
+
 package ops_test
 
 import (

@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/seafan/seafan/models"
@@ -95,6 +96,8 @@ func (s *settings) check() error {
 		return fmt.Errorf("-n must be 0 or above, got %d", s.n)
 	case s.context < 0:
 		return fmt.Errorf("-context must be 0 or above, got %d", s.context)
+	case slices.Contains(s.stops, ""):
+		return errors.New("-stop must hold some text")
 	case s.workers < 0:
 		return fmt.Errorf("-workers must be 0 or above, got %d", s.workers)
 	}

@@ -51,6 +51,7 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 		"-context must be 0 or above, got -1":                                           {"-model", dir, "-prompt", "a", "-context", "-1"},
 		"-context must be 1 to 200, got 201":                                            {"-model", dir, "-prompt", "a", "-context", "201"},
 		"-context: generate: the context is full: a prompt of 6 tokens, a context of 4": {"-model", dir, "-prompt", "abcdef", "-context", "4"},
+		"-stop must hold some text":                                                     {"-model", dir, "-prompt", "a", "-stop", "b", "-stop", ""},
 		"-workers must be 0 or above, got -2":                                           {"-model", dir, "-prompt", "a", "-workers", "-2"},
 		"-temperature must be 0 or above, got -1":                                       {"-model", dir, "-prompt", "a", "-temperature", "-1"},
 		"-top-k must be 0 (all) or above, got -1":                                       {"-model", dir, "-prompt", "a", "-top-k", "-1"},

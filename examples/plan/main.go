@@ -39,6 +39,9 @@ func run(args []string, out, errOut io.Writer) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: every value belongs to a flag (-h lists them)", f.Arg(0))
+	}
 	if *dir == "" {
 		return errors.New("-model must name a model folder")
 	}
@@ -50,13 +53,19 @@ func run(args []string, out, errOut io.Writer) error {
 			return fmt.Errorf("-%s must be %d to 2^24, got %d", x.name, x.least, x.v)
 		}
 	}
+	if *batch > 1<<31 / *context {
+		return fmt.Errorf("-batch times -context must be at most 2^31, got %d times %d", *batch, *context)
+	}
+	if *tokens > 0 && *tokens < *batch {
+		return fmt.Errorf("-tokens must be 0 or at least -batch %d, got %d", *batch, *tokens)
+	}
 	c, err := models.ReadConfig(*dir)
 	if err != nil {
-		return err
+		return fmt.Errorf("-model: %w", err)
 	}
 	m, err := models.New(c)
 	if err != nil {
-		return err
+		return fmt.Errorf("-model: %w", err)
 	}
 	plan, err := planOf(m, *train, *batch, *context, *tokens)
 	if err != nil {

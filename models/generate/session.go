@@ -103,8 +103,13 @@ type Request struct {
 	err     error
 }
 
-// Tokens is the number of tokens of prompt and text so far.
-func (r *Request) Tokens() int { return len(r.tokens) }
+// Tokens is the number of tokens of the prompt and of those that Next has
+// returned.
+func (r *Request) Tokens() int {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return r.given
+}
 
 // Add starts a request. The prompt must leave room for a token.
 func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
@@ -157,25 +162,31 @@ func (s *Session) Remove(r *Request) {
 // Next runs steps until the request has another token, and returns it. Other
 // requests of the session go on in the same steps.
 func (r *Request) Next(ctx context.Context) (int32, error) {
+	for {
+		// Between its steps, of a long prompt, others take what these gave them.
+		if id, drawn, err := r.step(ctx); drawn || err != nil {
+			return id, err
+		}
+	}
+}
+
+// step returns the next token where there is one, and else runs a step.
+func (r *Request) step(ctx context.Context) (id int32, drawn bool, err error) {
 	s := r.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !slices.Contains(s.active, r) {
-		return 0, errors.New("generate: the request was removed")
+	switch {
+	case !slices.Contains(s.active, r):
+		return 0, false, errors.New("generate: the request was removed")
+	case r.given < len(r.tokens): // a step of this or of another request has drawn it
+		r.given++
+		return r.tokens[r.given-1], true, nil
+	case r.err != nil:
+		return 0, false, r.err
+	case len(r.tokens) == s.opts.Context:
+		return 0, false, fmt.Errorf("%w: %d tokens", ErrContextFull, s.opts.Context)
 	}
-	for r.given == len(r.tokens) { // else a step shared with others has drawn it
-		if r.err != nil {
-			return 0, r.err
-		}
-		if len(r.tokens) == s.opts.Context {
-			return 0, fmt.Errorf("%w: %d tokens", ErrContextFull, s.opts.Context)
-		}
-		if err := s.advance(ctx); err != nil {
-			return 0, err
-		}
-	}
-	r.given++
-	return r.tokens[r.given-1], nil
+	return 0, false, s.advance(ctx)
 }
 
 // advance runs one step over the active requests.

@@ -14,7 +14,7 @@ import (
 type TextOptions struct {
 	Sampling
 	Max        int      // most tokens; 0: until the context is full
-	Stop       []string // the text ends before the first of these
+	Stop       []string // the text ends before the one of these that is complete first; empty ones count for nothing
 	StopTokens []int32  // the text ends before these tokens; nil: the model's end-of-sequence
 	IgnoreEnd  bool     // StopTokens nil means none
 }
@@ -85,7 +85,11 @@ type writer struct {
 }
 
 func (w *writer) push(id int32) (text string, stopped bool) {
-	w.held += w.stream.Push(id)
+	return w.add(w.stream.Push(id))
+}
+
+func (w *writer) add(more string) (text string, stopped bool) {
+	w.held += more
 	if at, found := w.find(); found {
 		text = w.held[:at]
 		w.held = ""
@@ -103,11 +107,18 @@ func (w *writer) push(id int32) (text string, stopped bool) {
 	return text, false
 }
 
-// find is the place of the first stop string.
+// find is the place of the stop string that is complete first, of several that
+// end together the longest: however the tokens cut the text, it ends at one
+// place.
 func (w *writer) find() (at int, found bool) {
+	end := 0
 	for _, s := range w.stop {
-		if i := strings.Index(w.held, s); s != "" && i >= 0 && (!found || i < at) {
-			at, found = i, true
+		i := strings.Index(w.held, s)
+		if s == "" || i < 0 {
+			continue
+		}
+		if e := i + len(s); !found || e < end || e == end && i < at {
+			at, end, found = i, e, true
 		}
 	}
 	return at, found
