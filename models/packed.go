@@ -37,6 +37,12 @@ const (
 	PackedStateStarts = "state_starts" // [R] 1 where the request begins in this step, else 0
 )
 
+// The names of the pools begin with these.
+const (
+	PagePools  = "kv."    // pages of keys and values, [pages, ...]
+	StatePools = "state." // recurrent states, [slots, ...]
+)
+
 // Packed builds one step of generation: it appends the keys and values of the
 // tokens to the pools (the states "kv.<layer>.k" and ".v"), attends, and gives
 // the logits [R,Vocab] of each request's last token. Prefill, a chunk of it
@@ -83,17 +89,17 @@ func (p *paged) append(name string, x *graph.Node) *graph.Node {
 func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
 	r := p.layers[l]
 	q, k = r.turn(q, p.pos), r.turn(k, p.pos)
-	kp, vp := p.append(fmt.Sprintf("kv.%d.k", l), k), p.append(fmt.Sprintf("kv.%d.v", l), v)
+	kp, vp := p.append(fmt.Sprintf(PagePools+"%d.k", l), k), p.append(fmt.Sprintf(PagePools+"%d.v", l), v)
 	return ops.PagedAttention(q, kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale})
 }
 
 func (p *paged) Conv(l int, name string, x, w *graph.Node) *graph.Node {
-	pool := p.b.State(fmt.Sprintf("state.%d.%s_conv", l, name), p.b.Float(), p.shape.Slots, w.Dim(0), w.Dim(1)-1)
+	pool := p.b.State(fmt.Sprintf(StatePools+"%d.%s_conv", l, name), p.b.Float(), p.shape.Slots, w.Dim(0), w.Dim(1)-1)
 	return ops.ShortConvSlots(x, w, pool, p.states)
 }
 
 func (p *paged) Delta(l int, q, k, v, g, beta *graph.Node) *graph.Node {
-	pool := p.b.State(fmt.Sprintf("state.%d.delta", l), p.b.Float(), p.shape.Slots, v.Dim(-2), k.Dim(-1), v.Dim(-1))
+	pool := p.b.State(fmt.Sprintf(StatePools+"%d.delta", l), p.b.Float(), p.shape.Slots, v.Dim(-2), k.Dim(-1), v.Dim(-1))
 	return ops.KDASlots(q, k, v, g, beta, pool, p.states, ops.KDASlotsOp{})
 }
 

@@ -137,3 +137,75 @@ func TestN09_HybridMemoryStaysFlat(t *testing.T) {
 		}
 	}))
 }
+
+// TestSnapshot: a text goes on the same from a copy, in the session it came
+// from, beside it, and in another one.
+func TestSnapshot(t *testing.T) {
+	for _, m := range []*models.Transformer{small(t, 6), hybrid(t, 6, false), hybrid(t, 6, true)} {
+		o := generate.Sampling{Temperature: 0.9, TopK: 50, Seed: 3, RepetitionPenalty: 1.2}
+		s := must(generate.New(m, generate.Options{Context: 100, Requests: 2, PageSize: 4}))
+		r, err := s.Add([]int32{1, 2, 3, 4, 5}, o)
+		require.NoError(t, err)
+		next := func(r *generate.Request, n int) (ids []int32) {
+			for range n {
+				id, err := r.Next(context.Background())
+				require.NoError(t, err)
+				ids = append(ids, id)
+			}
+			return ids
+		}
+		next(r, 13)
+		snapshot, err := r.Snapshot()
+		require.NoError(t, err)
+		copied, err := s.Restore(snapshot)
+		require.NoError(t, err)
+		_, err = s.Restore(snapshot)
+		require.ErrorIs(t, err, generate.ErrBusy)
+		want := next(r, 20)
+		require.Equal(t, want, next(copied, 20))
+		s.Remove(r)
+		s.Remove(copied)
+		again, err := s.Restore(snapshot)
+		require.NoError(t, err)
+		require.Equal(t, want, next(again, 20))
+		other := must(generate.New(m, generate.Options{Context: 60, PageSize: 4}))
+		moved, err := other.Restore(snapshot)
+		require.NoError(t, err)
+		require.Equal(t, want, next(moved, 20))
+
+		_, err = must(generate.New(m, generate.Options{Context: 60, PageSize: 8})).Restore(snapshot)
+		require.EqualError(t, err, "generate: the snapshot has pages of 4 tokens, the session of 8")
+		_, err = must(generate.New(m, generate.Options{Context: 17, PageSize: 4})).Restore(snapshot)
+		require.EqualError(t, err, "generate: the context is full: a snapshot of 18 tokens, a context of 17")
+		s.Remove(again)
+		_, err = again.Snapshot()
+		require.EqualError(t, err, "generate: the request was removed")
+	}
+	s := must(generate.New(small(t, 6), generate.Options{Context: 100, PageSize: 4}))
+	r, err := s.Add([]int32{1}, generate.Sampling{})
+	require.NoError(t, err)
+	_, err = r.Next(context.Background())
+	require.NoError(t, err)
+	snapshot, err := r.Snapshot()
+	require.NoError(t, err)
+	_, err = must(generate.New(hybrid(t, 6, false), generate.Options{Context: 100, PageSize: 4})).Restore(snapshot)
+	require.ErrorContains(t, err, "generate: the snapshot is of another model: ")
+}
+
+// TestMemory: states stay, pages grow.
+func TestMemory(t *testing.T) {
+	s := must(generate.New(hybrid(t, 7, false), generate.Options{Context: 100, Requests: 2, PageSize: 4}))
+	r, err := s.Add([]int32{1, 2, 3}, generate.Sampling{})
+	require.NoError(t, err)
+	at := func(n int) generate.Memory {
+		for r.Tokens() < n {
+			_, err := r.Next(context.Background())
+			require.NoError(t, err)
+		}
+		return r.Memory()
+	}
+	const states = 3 * (3*32*3 + 2*16*16) * 4 // convolutions of q, k and v, and the matrices of two heads
+	const token = 2 * (12 + 10) * 4
+	require.Equal(t, generate.Memory{States: states, Pages: 4 * token}, at(4))
+	require.Equal(t, generate.Memory{States: states, Pages: 52 * token}, at(53))
+}

@@ -1,0 +1,136 @@
+// What a request holds: its memory, and copies of it to go on from.
+
+package generate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
+)
+
+// Memory is what a request holds of the session's pools, in bytes.
+type Memory struct {
+	States int // recurrent states: the same at any length
+	Pages  int // pages of keys and values: they grow with the text
+}
+
+// Memory is what the request holds now.
+func (r *Request) Memory() Memory {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	var m Memory
+	for _, p := range r.s.states.All() {
+		switch one := p.Type.Bytes() / p.Type.Shape[0]; {
+		case strings.HasPrefix(p.Name, models.StatePools):
+			m.States += one
+		case r.s.paged(p):
+			m.Pages += one * len(r.pages)
+		}
+	}
+	return m
+}
+
+// paged reports that a pool is one of pages.
+func (s *Session) paged(p *graph.Param) bool {
+	return strings.HasPrefix(p.Name, models.PagePools) && p.Type.Shape[0] == s.pages()
+}
+
+// rows are the places of the request's own in a pool, in order.
+func (r *Request) rows(p *graph.Param) []int32 {
+	switch {
+	case strings.HasPrefix(p.Name, models.StatePools):
+		return []int32{r.slot}
+	case r.s.paged(p):
+		return r.pages
+	}
+	return nil
+}
+
+// Snapshot is a copy of a request in the middle of its text. It belongs to the
+// model and the page size of its session, not to the session.
+type Snapshot struct {
+	sampling      Sampling
+	tokens        []int32
+	given, cached int
+	pageSize      int
+	pools         map[string][]byte
+}
+
+// Snapshot copies the request, its states and the content of its pages.
+func (r *Request) Snapshot() (*Snapshot, error) {
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.active, r) {
+		return nil, errors.New("generate: the request was removed")
+	}
+	n := &Snapshot{sampling: r.sampler.Sampling, tokens: slices.Clone(r.tokens), given: r.given, cached: r.cached,
+		pageSize: s.opts.PageSize, pools: map[string][]byte{}}
+	for _, p := range s.states.All() {
+		one := p.Type.Bytes() / p.Type.Shape[0]
+		for _, row := range r.rows(p) {
+			n.pools[p.Name] = append(n.pools[p.Name], p.Tensor().Bytes()[int(row)*one:(int(row)+1)*one]...)
+		}
+	}
+	return n, r.err
+}
+
+// Restore starts a request that goes on where the snapshot was taken, with the
+// same text. A snapshot can be restored any number of times.
+func (s *Session) Restore(n *Snapshot) (*Request, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pages := (n.cached + n.pageSize - 1) / n.pageSize
+	switch {
+	case s.failed != nil:
+		return nil, s.failed
+	case len(s.active) == s.opts.Requests:
+		return nil, ErrBusy
+	case n.pageSize != s.opts.PageSize:
+		return nil, fmt.Errorf("generate: the snapshot has pages of %d tokens, the session of %d", n.pageSize, s.opts.PageSize)
+	case len(n.tokens) > s.opts.Context:
+		return nil, fmt.Errorf("%w: a snapshot of %d tokens, a context of %d", ErrContextFull, len(n.tokens), s.opts.Context)
+	case len(s.free) < pages:
+		return nil, fmt.Errorf("%w: no free page", ErrContextFull)
+	}
+	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), given: n.given, cached: n.cached,
+		pages: make([]int32, 0, s.perRequest()), sampler: newSampler(n.sampling, s.vocab)}
+	left := len(s.free) - pages
+	r.pages = append(r.pages, s.free[left:]...)
+	r.slot = s.slots[len(s.slots)-1]
+	known := 0
+	for _, p := range s.states.All() { // all are checked before the first is written
+		want := len(r.rows(p)) * (p.Type.Bytes() / p.Type.Shape[0])
+		if got := len(n.pools[p.Name]); got != want {
+			return nil, fmt.Errorf("generate: the snapshot is of another model: %d bytes of %s, the session has %d", got, p.Name, want)
+		}
+		if want > 0 {
+			known++
+		}
+	}
+	if known != len(n.pools) {
+		return nil, fmt.Errorf("generate: the snapshot is of another model: it has %d pools, the session %d", len(n.pools), known)
+	}
+	for _, id := range n.tokens {
+		if int(id) >= s.vocab {
+			return nil, fmt.Errorf("generate: the snapshot is of another model: token %d, a vocabulary of %d", id, s.vocab)
+		}
+	}
+	for _, p := range s.states.All() {
+		one := p.Type.Bytes() / p.Type.Shape[0]
+		for i, row := range r.rows(p) {
+			copy(p.Tensor().Bytes()[int(row)*one:], n.pools[p.Name][i*one:(i+1)*one])
+		}
+	}
+	s.free, s.slots = s.free[:left], s.slots[:len(s.slots)-1]
+	r.tokens = append(r.tokens, n.tokens...)
+	for _, id := range r.tokens {
+		r.sampler.saw(id)
+	}
+	s.active = append(s.active, r)
+	return r, nil
+}
