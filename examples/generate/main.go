@@ -28,10 +28,14 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	context.AfterFunc(ctx, stop) // a second signal ends the process
 	err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	switch {
 	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(os.Stderr, "generate: interrupted")
+		os.Exit(130)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "generate:", strings.TrimPrefix(err.Error(), "generate: "))
 		os.Exit(1)

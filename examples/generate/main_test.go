@@ -121,3 +121,12 @@ func TestChatAnswersEveryLine(t *testing.T) {
 	require.True(t, strings.HasPrefix(out, "> one\n"))
 	require.Equal(t, 3, strings.Count(out, "> "))
 }
+
+// TestChatTellsWhyTheInputEnds: a line without end, or an input that cannot be
+// read, is not the end of the talk.
+func TestChatTellsWhyTheInputEnds(t *testing.T) {
+	dir := byteModel(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(`{{ messages[-1].content }}`), 0o666))
+	_, _, err := runIt(t, "a\n"+strings.Repeat("b", 2<<20), "-model", dir, "-chat", "-n", "2")
+	require.EqualError(t, err, "-chat: the input: a line must be shorter than 1048576 bytes")
+}

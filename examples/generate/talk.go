@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -30,13 +31,15 @@ func talk(ctx context.Context, w *writer, m *models.Opened, in io.Reader) error 
 		turns = append(turns, chat.Message{Role: "system", Content: w.system})
 	}
 	lines := readLines(in)
+	var failed error
 	next := func() (string, bool) {
 		if !w.json {
 			fmt.Fprint(w.out, "> ")
 		}
 		select {
 		case line, ok := <-lines:
-			return line, ok
+			failed = line.err
+			return line.text, ok && failed == nil
 		case <-ctx.Done():
 			return "", false
 		}
@@ -65,19 +68,37 @@ func talk(ctx context.Context, w *writer, m *models.Opened, in io.Reader) error 
 	if !w.json {
 		fmt.Fprintln(w.out)
 	}
+	if failed != nil {
+		return fmt.Errorf("-chat: the input: %w", failed)
+	}
 	return nil
 }
 
+// line is a line of the input, or why there are no more.
+type line struct {
+	text string
+	err  error
+}
+
+const maxLine = 1 << 20
+
 // readLines reads in the background, so that an interrupt ends a wait for
 // input.
-func readLines(in io.Reader) <-chan string {
-	lines := make(chan string)
+func readLines(in io.Reader) <-chan line {
+	lines := make(chan line)
 	go func() {
 		defer close(lines)
 		s := bufio.NewScanner(in)
-		s.Buffer(nil, 1<<20)
+		s.Buffer(nil, maxLine)
 		for s.Scan() {
-			lines <- s.Text()
+			lines <- line{text: s.Text()}
+		}
+		err := s.Err()
+		if errors.Is(err, bufio.ErrTooLong) {
+			err = fmt.Errorf("a line must be shorter than %d bytes", maxLine)
+		}
+		if err != nil {
+			lines <- line{err: err}
 		}
 	}()
 	return lines

@@ -54,12 +54,16 @@ func rate(n int, d time.Duration) float64 {
 func (w *writer) write(ctx context.Context, ids, stop []int32) (string, error) {
 	t := timing{start: time.Now(), prompt: len(ids)}
 	var text strings.Builder
-	end := "error"
+	end := ""
 	for token, err := range w.session.Text(ctx, w.tok, ids, generate.TextOptions{Sampling: w.sampling, Max: w.n, Stop: w.stops, StopTokens: stop}) {
 		if errors.Is(err, generate.ErrContextFull) {
 			err = fmt.Errorf("-context: %w", err)
 		}
 		if err != nil {
+			end = "error"
+			if ctx.Err() != nil {
+				end = "interrupted"
+			}
 			return text.String(), w.finish(&t, end, err)
 		}
 		if token.ID >= 0 {
