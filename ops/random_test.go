@@ -124,7 +124,8 @@ type forest struct {
 	table *ops.RotaryTable
 	names int
 
-	counts []*graph.Node // of tokens: outputs that no gradient goes through
+	counts []*graph.Node // outputs that no gradient goes through
+	slots  *graph.Node
 }
 
 const (
@@ -169,7 +170,7 @@ func (f *forest) cube() *graph.Node {
 
 func (f *forest) grow() {
 	var out []*graph.Node
-	switch f.IntN(16) {
+	switch f.IntN(17) {
 	case 0, 1:
 		x := f.pick()
 		out = append(out, ops.Add(x, f.like(x)))
@@ -198,9 +199,12 @@ func (f *forest) grow() {
 			n := []int{x.Dim(-1), forestD, 1, forestV}[f.IntN(4)]
 			bias := []*graph.Node{f.b.Param(f.name(), n)}
 			w := f.b.Param(f.name(), n, x.Dim(-1))
-			if f.IntN(4) == 0 {
+			switch f.IntN(8) {
+			case 0, 1:
 				out = append(out, ops.BF16Linear(x, w, bias[:f.IntN(2)]...))
-			} else {
+			case 2: // its states are written by the backward pass
+				out = append(out, ops.FP8Linear(x, w, ops.FP8Recipe{History: f.IntN(3)}, bias[:f.IntN(2)]...))
+			default:
 				out = append(out, ops.Linear(x, w, bias[:f.IntN(2)]...))
 			}
 		}
@@ -231,6 +235,13 @@ func (f *forest) grow() {
 				f.counts = append(f.counts, n)
 			}
 		}
+	case 16: // a pool of pages that is written and then read
+		x := ops.Reshape(f.cube(), forestL, forestH, forestD)
+		k := f.b.State(f.name(), f.b.Float(), 2, 2, forestH, forestD)
+		for range 1 + f.IntN(2) {
+			k = ops.AppendPages(k, x, f.slots)
+		}
+		f.counts = append(f.counts, ops.Reshape(k, 4*forestH*forestD))
 	}
 	f.nodes = append(f.nodes, out...)
 }
@@ -243,6 +254,7 @@ func plant(t *testing.T, seed uint64, dt dtype.DType) (f *forest, grads []*graph
 	require.NoError(t, err)
 	f.ints = f.b.Input("ids", dtype.Int32, forestB, forestL)
 	f.step = f.b.Input("step", dtype.Int64, 1)
+	f.slots = f.b.Input("slots", dtype.Int32, forestL)
 	f.nodes = []*graph.Node{
 		f.b.Input("x", dt, forestB, forestL, forestH, forestD),
 		f.b.Input("y", dt, forestB, forestL, forestH, forestD),
@@ -300,7 +312,7 @@ func reach(n *graph.Node, seen map[*graph.Node]bool) {
 }
 
 func (f *forest) feeds() graph.Feeds {
-	fs := graph.Feeds{"step": []int64{int64(f.IntN(5))}, "label": []int32{0}}
+	fs := graph.Feeds{"step": []int64{int64(f.IntN(5))}, "label": []int32{0}, "slots": []int32{3, -1, 0}}
 	ids := make([]int32, forestB*forestL)
 	for i := range ids {
 		ids[i] = int32(f.IntN(forestV))
@@ -317,6 +329,9 @@ func (f *forest) feeds() graph.Feeds {
 		}
 	}
 	for _, p := range f.b.Store().All() {
+		if p.State {
+			continue
+		}
 		for i := range p.Type.Size() {
 			v := f.NormFloat64()
 			if p.Type.DType == dtype.Float64 {
@@ -328,6 +343,25 @@ func (f *forest) feeds() graph.Feeds {
 		p.Touch()
 	}
 	return fs
+}
+
+// remember and recall keep the states: every way starts from the same.
+func (f *forest) remember() (states [][]byte) {
+	for _, p := range f.b.Store().All() {
+		if p.State {
+			states = append(states, slices.Clone(p.Tensor().Bytes()))
+		}
+	}
+	return states
+}
+
+func (f *forest) recall(states [][]byte) {
+	for _, p := range f.b.Store().All() {
+		if p.State {
+			copy(p.Tensor().Bytes(), states[0])
+			states = states[1:]
+		}
+	}
 }
 
 // TestRandomGraphsOnPlanTapeAndAlone compares what the plan of some outputs
@@ -379,18 +413,26 @@ func TestRandomGraphsOnPlanTapeAndAlone(t *testing.T) {
 						need[name] = fresh[name]
 					}
 				}
-				want, err := alone(f.b, feeds)
+				before := f.remember()
+				values, err := alone(f.b, feeds)
 				require.NoError(t, err)
-				require.NoError(t, run.Do(context.Background(), need))
-				require.NoError(t, tape.Do(need))
+				want := map[*graph.Node][]byte{}
 				for _, o := range outputs {
-					got, err := run.Value(o)
-					require.NoError(t, err)
-					require.Equal(t, want[o].Bytes(), got.Bytes(), "seed %d: %s of the plan\n%s", seed, o.Name(), plan)
-					got, err = tape.Value(o)
-					require.NoError(t, err)
-					require.Equal(t, want[o].Bytes(), got.Bytes(), "seed %d: %s of the tape\n%s", seed, o.Name(), plan)
+					want[o] = slices.Clone(values[o].Bytes())
 				}
+				same := func(way string, value func(*graph.Node) (graph.Tensor, error)) {
+					for _, o := range outputs {
+						got, err := value(o)
+						require.NoError(t, err)
+						require.Equal(t, want[o], got.Bytes(), "seed %d: %s of %s\n%s", seed, o.Name(), way, plan)
+					}
+				}
+				f.recall(before)
+				require.NoError(t, run.Do(context.Background(), need))
+				same("the plan", run.Value)
+				f.recall(before)
+				require.NoError(t, tape.Do(need))
+				same("the tape", tape.Value)
 			}
 			require.NoError(t, tape.Close())
 		}
