@@ -9,12 +9,15 @@ import "math"
 // BF16Round computes y = x rounded to the nearest bf16, ties to even; x passes
 // through float32. A NaN stays one.
 func BF16Round[T Float](y, x []T) {
-	pick[bf16Args[T]](bf16Round32, bf16Round64).launch(ceilDiv(len(x), bf16Unit), bf16Args[T]{y, x})
+	pick[bf16Args[T]](bf16Round32, bf16Round64).launch(ceilDiv(len(x), bf16Unit), bf16Args[T]{y, x, false})
 }
 
 const bf16Unit = 1 << 14
 
-type bf16Args[T Float] struct{ y, x []T }
+type bf16Args[T Float] struct {
+	y, x  []T
+	flush bool
+}
 
 var (
 	bf16Round32 = newKernel(bf16RoundUnit[float32])
@@ -27,9 +30,12 @@ func bf16RoundUnit[T Float](a *bf16Args[T], i int) {
 	for j, v := range x {
 		f := float32(v)
 		u := math.Float32bits(f)
-		if f == f {
+		switch {
+		case a.flush && u<<1 < 1<<24:
+			u &= 1 << 31
+		case f == f:
 			u += 0x7FFF + u>>16&1
-		} else {
+		default:
 			u |= 1 << 22
 		}
 		y[j] = T(math.Float32frombits(u &^ 0xFFFF))
@@ -39,25 +45,40 @@ func bf16RoundUnit[T Float](a *bf16Args[T], i int) {
 // BF16Linear computes y[M,N] = x[M,K] w[N,K]^T + b[N] on rounded x and w; b may
 // be nil.
 func BF16Linear[T Float](y, x, w, b []T, m, n, k int) {
-	bf16Operands(x[:m*k], w[:n*k], func(x, w []T) { Linear(y, x, w, b, m, n, k) })
+	s, lds, beta := y, n, T(0)
+	if b != nil {
+		s, lds, beta = b, 0, 1
+	}
+	bf16Products(false, true, m, n, k, 1, x, k, w, k, beta, s, lds, y, n)
 }
 
 // BF16LinearGradInput computes dx[M,K] = dy[M,N] w[N,K] on rounded dy and w.
 func BF16LinearGradInput[T Float](dx, dy, w []T, m, n, k int) {
-	bf16Operands(dy[:m*n], w[:n*k], func(dy, w []T) { LinearGradInput(dx, dy, w, m, n, k) })
+	bf16Products(false, false, m, k, n, 1, dy, n, w, k, 0, dx, k, dx, k)
 }
 
 // BF16LinearGradWeight computes dw[N,K] = dy[M,N]^T x[M,K] on rounded dy and x.
 func BF16LinearGradWeight[T Float](dw, dy, x []T, m, n, k int) {
-	bf16Operands(dy[:m*n], x[:m*k], func(dy, x []T) { LinearGradWeight(dw, dy, x, m, n, k) })
+	bf16Products(true, false, n, k, m, 1, dy, n, x, k, 0, dw, k, dw, k)
 }
 
-// bf16Operands calls f with rounded copies.
-func bf16Operands[T Float](a, b []T, f func(a, b []T)) {
-	ra, rb := takeScratch[T](len(a)), takeScratch[T](len(b))
-	BF16Round(ra, a)
-	BF16Round(rb, b)
-	f(ra, rb)
+// bf16Products is gemmAdd on rounded A and B, which fill their rows. Subnormal
+// operands count as zero.
+func bf16Products[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, s []T, lds int, c []T, ldc int) {
+	if multipliesPairs[T]() {
+		f := func(x []T) []float32 { return any(x).([]float32) }
+		gemmBF16(transA, transB, m, n, k, float32(alpha), f(a), lda, pairSource{wide: f(b), ld: ldb}, float32(beta), f(s), lds, f(c), ldc)
+		return
+	}
+	ra, rb := takeScratch[T](m*k), takeScratch[T](k*n)
+	bf16Operand(ra, a[:m*k])
+	bf16Operand(rb, b[:k*n])
+	gemmAdd(transA, transB, m, n, k, alpha, ra, lda, rb, ldb, beta, s, lds, c, ldc)
 	giveScratch(ra)
 	giveScratch(rb)
+}
+
+// bf16Operand is BF16Round with subnormal numbers as zero.
+func bf16Operand[T Float](y, x []T) {
+	pick[bf16Args[T]](bf16Round32, bf16Round64).launch(ceilDiv(len(x), bf16Unit), bf16Args[T]{y, x, true})
 }

@@ -10,7 +10,7 @@ import "math"
 // fp8Amax returns the bits of the largest magnitude among the first elements of
 // x, how many of them are NaN, and how many it took.
 func fp8Amax(x []float32) (bits uint32, nan, taken int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		m, nan := fp8AmaxAVX512(&x[0], len(x))
 		return math.Float32bits(m), nan, len(x)
 	}
@@ -24,7 +24,7 @@ func fp8Amax(x []float32) (bits uint32, nan, taken int) {
 // fp8EncodeSome computes the codes of the first elements of x / step and returns
 // how many: none where a quotient is NaN.
 func fp8EncodeSome(codes []byte, x []float32, step float32, f *fp8Format) (taken int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		if fp8EncodeAVX512(&codes[0], &x[0], step, len(x), f) {
 			return len(x)
 		}
@@ -39,7 +39,7 @@ func fp8EncodeSome(codes []byte, x []float32, step float32, f *fp8Format) (taken
 // fp8DecodeSome computes the values of the first codes times step and returns
 // how many.
 func fp8DecodeSome(x []float32, codes []byte, step float32, f FP8) (taken int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		fp8DecodeAVX512(&x[0], &codes[0], len(codes), int(f), step)
 		return len(codes)
 	}

@@ -46,6 +46,12 @@ func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int,
 			alpha: alpha, beta: beta, a: a, lda: lda, b: b, ldb: ldb, s: s, lds: lds, c: c, ldc: ldc,
 		},
 	}
+	g.compute()
+}
+
+// compute runs a product on the pool, unless it is small.
+func (g *gemmArgs[T]) compute() {
+	m, n, k := g.m, g.n, g.k
 	if m*n*max(k, 1) <= gemmSmall {
 		g.serial()
 		return
@@ -59,11 +65,11 @@ func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int,
 	// blocks of rows go by.
 	g.nc = gemmNC
 	width := ceilDiv(n, tileCols[T]()) * tileCols[T]()
-	for p := 0; p < k || p == 0; p += gemmKC {
-		g.k0, g.kEnd = p, min(p+gemmKC, k)
+	for p := 0; p < k || p == 0; p += g.pass() {
+		g.k0, g.kEnd = p, min(p+g.pass(), k)
 		g.packed = takeScratch[T]((g.kEnd - p) * width)
-		launchGemmPack(&g)
-		launchGemm(&g)
+		launchGemmPack(g)
+		launchGemm(g)
 		giveScratch(g.packed)
 	}
 }
@@ -76,9 +82,9 @@ func (g *gemmArgs[T]) streamB() {
 	g.kEnd = g.k
 	g.nc = max(gemmKC*gemmPackCols/max(g.k, 1)/nr, 1) * nr
 	if g.needsPackedA() && g.m > gemmFew {
-		g.packedA = takeScratch[T](ceilDiv(g.k, gemmKC) * gemmABlock)
-		for p := 0; p < g.k; p += gemmKC {
-			g.packA(g.packedA[p/gemmKC*gemmABlock:], 0, g.m, p, min(gemmKC, g.k-p))
+		g.packedA = takeScratch[T](ceilDiv(g.k, g.pass()) * gemmABlock)
+		for p := 0; p < g.k; p += g.pass() {
+			g.packA(g.packedA[p/g.pass()*gemmABlock:], 0, g.m, p, min(g.pass(), g.k-p))
 		}
 	}
 	launchGemm(g)
@@ -118,6 +124,16 @@ type gemmOperands[T Float] struct {
 	lds            int
 	c              []T
 	ldc            int
+	pairs          bool // elements are words of two bf16, of which k counts; see gemm_bf16.go
+	source         pairSource
+}
+
+// pass is the length of k in one pass, in elements.
+func (g *gemmOperands[T]) pass() int {
+	if g.pairs {
+		return gemmKC / 2
+	}
+	return gemmKC
 }
 
 // gemmArgs are the arguments of one launch: k0..kEnd of the products.
@@ -175,13 +191,13 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	if g.packed == nil {
 		panel = takeScratch[T](gemmKC * nr)
 	}
-	for p := g.k0; p < g.kEnd || p == g.k0; p += gemmKC {
-		kc := min(gemmKC, g.kEnd-p)
+	for p := g.k0; p < g.kEnd || p == g.k0; p += g.pass() {
+		kc := min(g.pass(), g.kEnd-p)
 		t.k = kc
 		if packs {
 			g.packA(aPacked, i0, i1, p, kc)
 		} else if g.packedA != nil {
-			aPacked = g.packedA[p/gemmKC*gemmABlock:]
+			aPacked = g.packedA[p/g.pass()*gemmABlock:]
 		}
 		for j := j0; j < j1; j += nr {
 			cols := min(nr, j1-j)
@@ -265,6 +281,10 @@ func (g *gemmOperands[T]) packB(dst []T, p, kc, j, cols, nr int) {
 	if kc == 0 {
 		return
 	}
+	if g.pairs {
+		g.source.pack(any(dst).([]float32), g.transB, p, kc, j, cols, nr)
+		return
+	}
 	if g.transB {
 		packTransposed(dst, g.b[j*g.ldb+p:], g.ldb, kc, cols, nr)
 		return
@@ -312,8 +332,8 @@ func (g *gemmOperands[T]) serial() {
 	nr := tileCols[T]()
 	t := g.firstPass()
 	var panel []T
-	for p := 0; p < g.k || p == 0; p += gemmKC {
-		kc := min(gemmKC, g.k-p)
+	for p := 0; p < g.k || p == 0; p += g.pass() {
+		kc := min(g.pass(), g.k-p)
 		t.k = kc
 		for j := 0; j < g.n; j += nr {
 			cols := min(nr, g.n-j)
@@ -324,7 +344,7 @@ func (g *gemmOperands[T]) serial() {
 			case kc == 0:
 			case t.stream:
 				b, rsb = g.b[j*g.ldb+p:], g.ldb
-			case g.transB || cols < nr && !tileMasks[T]():
+			case g.pairs || g.transB || cols < nr && !tileMasks[T]():
 				if panel == nil {
 					panel = takeScratch[T](gemmKC * nr)
 				}
@@ -354,6 +374,7 @@ type tilePass[T Float] struct {
 	s, c        []T
 	lds, ldc    int
 	stream      bool // B is stored [n,k] and not packed
+	pairs       bool
 }
 
 // rows is the height of the next tile when left rows remain.
@@ -367,12 +388,12 @@ func (t *tilePass[T]) rows(left int) int {
 // streams says that a panel of B is used where it lies: it is transposed and
 // has too few rows of A to pay for packing.
 func (g *gemmOperands[T]) streams(cols, kc int) bool {
-	return g.m <= gemmFew && g.transB && !g.transA && streamsTile[T](cols, kc)
+	return g.m <= gemmFew && !g.pairs && g.transB && !g.transA && streamsTile[T](cols, kc)
 }
 
 // firstPass adds beta S; nextPass makes the following passes add to C.
 func (g *gemmOperands[T]) firstPass() tilePass[T] {
-	return tilePass[T]{alpha: g.alpha, beta: g.beta, s: g.s, lds: g.lds, c: g.c, ldc: g.ldc}
+	return tilePass[T]{alpha: g.alpha, beta: g.beta, s: g.s, lds: g.lds, c: g.c, ldc: g.ldc, pairs: g.pairs}
 }
 
 func (t *tilePass[T]) nextPass() { t.beta, t.s, t.lds = 1, t.c, t.ldc }
@@ -395,9 +416,12 @@ func (t *tilePass[T]) run(rows, cols int, a []T, rsa, csa int, b []T, rsb, i, j 
 		args.s, args.lds = unsafe.Pointer(unsafe.SliceData(s)), t.lds*4
 		args.c, args.ldc = unsafe.Pointer(unsafe.SliceData(c)), t.ldc*4
 		args.alpha, args.beta = float32(t.alpha), float32(t.beta)
-		if t.stream {
+		switch {
+		case t.stream:
 			args.stream()
-		} else {
+		case t.pairs:
+			args.runPairs()
+		default:
 			args.run()
 		}
 		return

@@ -9,18 +9,19 @@ const (
 	portableKernel = iota // Go, any CPU, and float64 everywhere
 	avx2Kernel            // AVX2 and FMA
 	avx512Kernel          // AVX-512 F, DQ, BW, VL
+	bf16Kernel            // and AVX-512 BF16, for products of bf16; the rest is avx512
 )
 
 // gemmKernel is the kernel set in use, chosen once at start.
 var gemmKernel = chooseKernel()
 
-// GemmKernel names the kernel set that float32 bodies use: "avx512", "avx2" or
+// GemmKernel names the kernel set in use: "avx512bf16", "avx512", "avx2" or
 // "portable". The best one that the CPU can run is chosen at start; the
 // environment variable SEAFAN_KERNELS names another one, and is ignored when
 // the CPU or the build cannot run it. Build tag purego leaves only "portable".
 func GemmKernel() string { return kernelNames[gemmKernel] }
 
-var kernelNames = [...]string{portableKernel: "portable", avx2Kernel: "avx2", avx512Kernel: "avx512"}
+var kernelNames = [...]string{portableKernel: "portable", avx2Kernel: "avx2", avx512Kernel: "avx512", bf16Kernel: "avx512bf16"}
 
 const (
 	portableRows = 2
@@ -34,7 +35,7 @@ func tileCols[T Float]() int {
 		return portableCols
 	}
 	switch gemmKernel {
-	case avx512Kernel:
+	case avx512Kernel, bf16Kernel:
 		return 32
 	case avx2Kernel:
 		return 16
@@ -48,7 +49,7 @@ func tileRows[T Float](left int) int {
 	full := portableRows
 	if unsafe.Sizeof(z) == 4 {
 		switch gemmKernel {
-		case avx512Kernel:
+		case avx512Kernel, bf16Kernel:
 			if left >= 12 {
 				return 12
 			}
@@ -73,7 +74,7 @@ func transposeEdge[T Float]() int {
 	var z T
 	if unsafe.Sizeof(z) == 4 {
 		switch gemmKernel {
-		case avx512Kernel:
+		case avx512Kernel, bf16Kernel:
 			return 16
 		case avx2Kernel:
 			return 8
@@ -85,13 +86,13 @@ func transposeEdge[T Float]() int {
 // packsColumns says that packColumns can pack gemmMC columns of a transposed A.
 func packsColumns[T Float]() bool {
 	var z T
-	return unsafe.Sizeof(z) == 4 && gemmKernel == avx512Kernel
+	return unsafe.Sizeof(z) == 4 && gemmKernel >= avx512Kernel
 }
 
 // streamsTile says that there is a tile for gemmFew rows and a B stored [n,k].
 func streamsTile[T Float](cols, kc int) bool {
 	var z T
-	return unsafe.Sizeof(z) == 4 && gemmKernel == avx512Kernel && cols == 32 && kc > 0 && kc%16 == 0
+	return unsafe.Sizeof(z) == 4 && gemmKernel >= avx512Kernel && cols == 32 && kc > 0 && kc%16 == 0
 }
 
 // tileMasks says that a tile reads no column of B beyond cols.

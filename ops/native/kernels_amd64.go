@@ -17,6 +17,9 @@ func chooseKernel() int {
 		best = avx2Kernel
 		if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL {
 			best = avx512Kernel
+			if cpu.X86.HasAVX512BF16 {
+				best = bf16Kernel
+			}
 		}
 	}
 	for k, name := range kernelNames {
@@ -34,7 +37,7 @@ func tileAVX512(t *tileArgs)
 func tileAVX2(t *tileArgs)
 
 func (t *tileArgs) run() {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		tileAVX512(t)
 		return
 	}
@@ -73,7 +76,7 @@ func transposeAVX2(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks 
 // transposeBlocks turns rows of src into columns of dst, transposeEdge rows and
 // that many columns a block; strides are in bytes.
 func transposeBlocks(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		transposeAVX512(dst, ldd, src, lds, blocks)
 		return
 	}
@@ -93,3 +96,21 @@ func streamAVX512(t *tileArgs)
 
 // stream runs the tile for few rows on a B stored [n,k].
 func (t *tileArgs) stream() { streamAVX512(t) }
+
+//go:noescape
+func tileBF16(t *tileArgs)
+
+// runPairs runs the tile on words of two bf16.
+func (t *tileArgs) runPairs() { tileBF16(t) }
+
+//go:noescape
+func pairRowBF16(dst, src *float32, n int)
+
+//go:noescape
+func pairRowsBF16(dst *float32, ldd int, src *float32, lds, rows, cols int)
+
+//go:noescape
+func pairRowStored(dst *float32, src *uint16, n int)
+
+//go:noescape
+func pairRowsStored(dst *float32, ldd int, src *uint16, lds, rows, cols int)

@@ -40,3 +40,13 @@ func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {}
 func vecMax(x *float32, n int) float32 { return *x }
 
 func (t *tileArgs) stream() {}
+
+func (t *tileArgs) runPairs() {}
+
+func pairRowBF16(dst, src *float32, n int) {}
+
+func pairRowsBF16(dst *float32, ldd int, src *float32, lds, rows, cols int) {}
+
+func pairRowStored(dst *float32, src *uint16, n int) {}
+
+func pairRowsStored(dst *float32, ldd int, src *uint16, lds, rows, cols int) {}

@@ -13,7 +13,7 @@ func expAVX512(y, x *float32, n int)
 func expAVX2(y, x *float32, n int)
 
 func vecExp(y, x *float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		expAVX512(y, x, n)
 	} else {
 		expAVX2(y, x, n)
@@ -27,7 +27,7 @@ func expSubSumAVX512(l *lanes, y, x *float32, m float32, n int)
 func expSubSumAVX2(l *lanes, y, x *float32, m float32, n int)
 
 func vecExpSubSum(l *lanes, y, x *float32, m float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		expSubSumAVX512(l, y, x, m, n)
 	} else {
 		expSubSumAVX2(l, y, x, m, n)
@@ -41,7 +41,7 @@ func dotAVX512(l *lanes, x, y *float32, n int)
 func dotAVX2(l *lanes, x, y *float32, n int)
 
 func vecDot(l *lanes, x, y *float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		dotAVX512(l, x, y, n)
 	} else {
 		dotAVX2(l, x, y, n)
@@ -55,7 +55,7 @@ func dot3AVX512(l *lanes, x, y, z *float32, n int)
 func dot3AVX2(l *lanes, x, y, z *float32, n int)
 
 func vecDot3(l *lanes, x, y, z *float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		dot3AVX512(l, x, y, z, n)
 	} else {
 		dot3AVX2(l, x, y, z, n)
@@ -69,7 +69,7 @@ func scaleMulAVX512(y, x, w *float32, s float32, n int)
 func scaleMulAVX2(y, x, w *float32, s float32, n int)
 
 func vecScaleMul(y, x, w *float32, s float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		scaleMulAVX512(y, x, w, s, n)
 	} else {
 		scaleMulAVX2(y, x, w, s, n)
@@ -83,7 +83,7 @@ func addScaleMulAVX512(y, x, w *float32, s float32, n int)
 func addScaleMulAVX2(y, x, w *float32, s float32, n int)
 
 func vecAddScaleMul(y, x, w *float32, s float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		addScaleMulAVX512(y, x, w, s, n)
 	} else {
 		addScaleMulAVX2(y, x, w, s, n)
@@ -97,7 +97,7 @@ func scaleMulAddAVX512(y, x, w, z *float32, s, t float32, n int)
 func scaleMulAddAVX2(y, x, w, z *float32, s, t float32, n int)
 
 func vecScaleMulAdd(y, x, w, z *float32, s, t float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		scaleMulAddAVX512(y, x, w, z, s, t, n)
 	} else {
 		scaleMulAddAVX2(y, x, w, z, s, t, n)
@@ -111,7 +111,7 @@ func addScaledAVX512(y, a, b *float32, s float32, n int)
 func addScaledAVX2(y, a, b *float32, s float32, n int)
 
 func vecAddScaled(y, a, b *float32, s float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		addScaledAVX512(y, a, b, s, n)
 	} else {
 		addScaledAVX2(y, a, b, s, n)
@@ -125,7 +125,7 @@ func swiGLUAVX512(y, gate, up *float32, n int)
 func swiGLUAVX2(y, gate, up *float32, n int)
 
 func vecSwiGLU(y, gate, up *float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		swiGLUAVX512(y, gate, up, n)
 	} else {
 		swiGLUAVX2(y, gate, up, n)
@@ -139,7 +139,7 @@ func swiGLUGradAVX512(dgate, dup, dy, gate, up *float32, n int)
 func swiGLUGradAVX2(dgate, dup, dy, gate, up *float32, n int)
 
 func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		swiGLUGradAVX512(dgate, dup, dy, gate, up, n)
 	} else {
 		swiGLUGradAVX2(dgate, dup, dy, gate, up, n)
@@ -153,7 +153,7 @@ func adamWAVX512(p, m, v, grad *float32, c *adamWFactors[float32], n int)
 func adamWAVX2(p, m, v, grad *float32, c *adamWFactors[float32], n int)
 
 func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		adamWAVX512(p, m, v, grad, c, n)
 	} else {
 		adamWAVX2(p, m, v, grad, c, n)
@@ -168,7 +168,7 @@ func maxAVX2(out *[32]float32, x *float32, n int)
 
 func vecMax(x *float32, n int) float32 {
 	var out [32]float32
-	if gemmKernel == avx512Kernel {
+	if gemmKernel >= avx512Kernel {
 		maxAVX512(&out, x, n)
 	} else {
 		maxAVX2(&out, x, n)

@@ -1,0 +1,208 @@
+package native
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph/dtype"
+)
+
+// bf16Chain is the sum that one element of a product is, in the order of k, and
+// the float64 sum of the same products. a and b are rounded.
+func bf16Chain(a, b []float32) (chain float32, exact float64) {
+	for p := 0; p < len(a); p += gemmKC {
+		part := float32(0)
+		for q := p; q < min(p+gemmKC, len(a)); q++ {
+			product := float64(a[q]) * float64(b[q]) // exact in float64, and so is its sum with part up to one rounding
+			part = flush32(float32(math.FMA(float64(a[q]), float64(b[q]), float64(part))))
+			exact += product
+		}
+		chain += part
+	}
+	return chain, exact
+}
+
+// flush32 is x, or a zero of its sign where x is subnormal.
+func flush32(x float32) float32 {
+	if math.Abs(float64(x)) < 0x1p-126 {
+		return float32(math.Copysign(0, float64(x)))
+	}
+	return x
+}
+
+func roundedBF16(x []float32) []float32 {
+	y := make([]float32, len(x))
+	for i, v := range x {
+		y[i] = flush32(dtype.ToBF16(v).Float32())
+	}
+	return y
+}
+
+func storedBF16(x []float32) []uint16 {
+	y := make([]uint16, len(x))
+	for i, v := range x {
+		y[i] = uint16(dtype.ToBF16(v))
+	}
+	return y
+}
+
+// TestBF16ProductsAgainstLoops compares every transpose, with operands as
+// float32 and as stored bf16, with float64 loops, and exactly with the chain
+// that the tile is said to be.
+func TestBF16ProductsAgainstLoops(t *testing.T) {
+	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(7, 8))
+		worst := 0.0
+		for _, c := range append(gemmCases, gemmCase{48, 31, 511}, gemmCase{100, 64, 258}, gemmCase{130, 290, 1}) {
+			a, b, s := normals[float32](r, c.m*c.k), normals[float32](r, c.k*c.n), normals[float32](r, c.n)
+			ra, rb := roundedBF16(a), transpose(roundedBF16(b), c.k, c.n)
+			chains, exact := make([]float32, c.m*c.n), make([]float64, c.m*c.n)
+			for i := range chains {
+				x, w := ra[i/c.n*c.k:][:c.k], rb[i%c.n*c.k:][:c.k]
+				chains[i], exact[i] = bf16Chain(x, w)
+			}
+			for trans := range 4 {
+				transA, transB := trans&1 != 0, trans&2 != 0
+				sa, lda, sb, ldb := a, c.k, b, c.n
+				if transA {
+					sa, lda = transpose(a, c.m, c.k), c.m
+				}
+				if transB {
+					sb, ldb = transpose(b, c.k, c.n), c.k
+				}
+				name := fmt.Sprintf("m %d n %d k %d transA %v transB %v", c.m, c.n, c.k, transA, transB)
+				got := eachWorkers(t, func() []float32 {
+					got := nans[float32](c.m * c.n)
+					bf16Products(transA, transB, c.m, c.n, c.k, 1, sa, lda, sb, ldb, 0, got, c.n, got, c.n)
+					requireGuard(t, got)
+					return got
+				})
+				e := rms(got, exact) * 0x1p24
+				worst = max(worst, e)
+				// Measured: 2.12.
+				require.Falsef(t, !(e < 5), "%s: rms error %.1f units", name, e)
+				requireSameBits(t, chains, got)
+				biased := nans[float32](c.m * c.n)
+				bf16Products(transA, transB, c.m, c.n, c.k, 0.5, sa, lda, sb, ldb, 1, s, 0, biased, c.n)
+				if c.k <= gemmKC {
+					for i, v := range chains {
+						require.Equal(t, 0.5*v+s[i%c.n], biased[i], name)
+					}
+				}
+				if multipliesPairs[float32]() {
+					stored := nans[float32](c.m * c.n)
+					gemmBF16(transA, transB, c.m, c.n, c.k, 1, sa, lda, pairSource{stored: storedBF16(sb), ld: ldb}, 0, nil, 0, stored, c.n)
+					requireGuard(t, stored)
+					requireSameBits(t, got, stored)
+				}
+			}
+		}
+		t.Logf("worst rms error %.2f units of roundoff", worst)
+	})
+}
+
+// TestBF16ChainsHaveTheBitsOfFloat32: a product on rounded operands is that of
+// Gemm, in every kernel set, and a row does not depend on the batch.
+func TestBF16ChainsHaveTheBitsOfFloat32(t *testing.T) {
+	const m, n, k = 101, 150, 601
+	r := rand.New(rand.NewPCG(3, 4))
+	x, w := normals[float32](r, m*k), normals[float32](r, n*k)
+	var all []float32
+	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+		y, want := make([]float32, m*n), make([]float32, m*n)
+		BF16Linear(y, x, w, nil, m, n, k)
+		if gemmKernel != portableKernel { // whose Go code may or may not fuse
+			Gemm(false, true, m, n, k, 1, roundedBF16(x), k, roundedBF16(w), k, 0, want, n)
+			requireSameBits(t, want, y)
+		}
+		if all == nil {
+			all = y
+		}
+		requireSameBits(t, all, y)
+		for _, rows := range []int{1, 2, 3, 4, 8, 13, 60} {
+			part := make([]float32, rows*n)
+			BF16Linear(part, x[20*k:], w, nil, rows, n, k)
+			requireSameBits(t, all[20*n:][:rows*n], part)
+		}
+	})
+}
+
+// TestBF16SpecialValues: NaN and infinity as in the plain formula; subnormal
+// operands count as zero, and subnormal sums where the instruction is used.
+func TestBF16SpecialValues(t *testing.T) {
+	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+		const m, n, k, i, j = 61, 40, 271, 37, 35
+		inf, nan, tiny := float32(math.Inf(1)), float32(math.NaN()), float32(0x1p-127)
+		for _, p := range []int{0, 1, 260, 261, 270} {
+			for _, s := range []struct{ av, bv, want float32 }{
+				{nan, 1, nan}, {inf, 1, inf}, {-inf, 2, -inf}, {inf, 0, nan}, {1, nan, nan}, {0, inf, nan}, {1, -inf, -inf},
+				{tiny, 0x1p100, 0}, {0x1p100, tiny, 0}, {0x1p-126, 1, 0x1p-126}, {math.MaxFloat32, 1, inf}, {0x1.fep127, 2, inf},
+				{math.Float32frombits(0x7F800001), 1, nan},
+			} {
+				for trans := range 4 {
+					transA, transB := trans&1 != 0, trans&2 != 0
+					a, b := make([]float32, m*k), make([]float32, n*k)
+					lda, ldb := k, n
+					a[i*k+p], b[p*n+j] = s.av, s.bv
+					if transA {
+						a, lda = transpose(a, m, k), m
+					}
+					if transB {
+						b, ldb = transpose(b, k, n), k
+					}
+					c := nans[float32](m * n)
+					bf16Products(transA, transB, m, n, k, 1, a, lda, b, ldb, 0, c, n, c, n)
+					got := c[i*n+j]
+					if s.want != s.want {
+						require.Truef(t, got != got, "%v x %v: %v", s.av, s.bv, got)
+					} else {
+						require.Equalf(t, s.want, got, "%v x %v", s.av, s.bv)
+					}
+					for q, v := range c {
+						if q/n != i && q%n != j && v != 0 {
+							require.Failf(t, "not zero", "element %d", q)
+						}
+					}
+				}
+			}
+		}
+		a, b, c := []float32{0x1p-100}, []float32{0x1p-40}, nans[float32](1)
+		bf16Products(false, true, 1, 1, 1, 1, a, 1, b, 1, 0, c, 1, c, 1)
+		if want := float32(0x1p-140); gemmKernel == bf16Kernel {
+			require.Zero(t, c[0])
+		} else {
+			require.Equal(t, want, c[0])
+		}
+	})
+}
+
+func BenchmarkBF16(b *testing.B) {
+	for _, c := range []struct {
+		transA, transB bool
+		m, n, k        int
+	}{
+		{false, false, 1024, 1024, 1024}, {false, true, 1024, 1024, 1024}, {true, false, 1024, 1024, 1024},
+		{false, true, 1024, 256, 256}, {false, true, 1024, 1024, 256}, {false, true, 1024, 256, 1024},
+		{false, false, 1024, 256, 1024}, {true, false, 256, 256, 1024}, {true, false, 1024, 256, 1024},
+	} {
+		b.Run(fmt.Sprintf("%s/tA=%v,tB=%v/%dx%dx%d", GemmKernel(), c.transA, c.transB, c.m, c.n, c.k), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 1))
+			x, w, y := normals[float32](r, c.m*c.k), normals[float32](r, c.n*c.k), make([]float32, c.m*c.n)
+			lda, ldb := c.k, c.n
+			if c.transA {
+				lda = c.m
+			}
+			if c.transB {
+				ldb = c.k
+			}
+			s := fastest(b, func() {
+				bf16Products(c.transA, c.transB, c.m, c.n, c.k, 1, x, lda, w, ldb, 0, y, c.n, y, c.n)
+			})
+			b.ReportMetric(2*float64(c.m*c.n*c.k)/s/1e9, "GFLOP/s")
+		})
+	}
+}
