@@ -17,13 +17,16 @@ help:
 	@echo "make cross      build without cgo, vet for $(VETTED)"
 	@echo "make check      lint and cross"
 	@echo "make gpu-check  build, vet and test with -tags gpu against a stub of the driver (no GPU needed)"
+	@echo "make kernels    compile kernels/*.cu (make toolchain fetches the compiler)"
+	@echo "make smollm2    fetch SmolLM2-135M-Instruct (92 MB); make chat talks to it"
+	@echo "make bench-cpu  ours and, where it is installed, PyTorch in one run"
 	@echo "make fmt        gofmt -w"
 
 demo:
 	$(GO) run ./examples/train -text $(OPTICKS) -out $(RUN) -steps 1000 -batch 8 -context 128 \
 		-layers 4 -dim 256 -heads 4 -kv-heads 4 -ffn 1024 -lr 1e-3 -warmup 100 -eval-every 250 -seed 0 -resume
 	@echo
-	$(GO) run ./examples/generate -model $(RUN)/best -prompt "The Rays of Light" -n 400 -temperature 0.7 -seed 1
+	$(GO) run ./examples/generate -model $(RUN)/best -prompt "The Rays of Light" -n 110 -temperature 0.7 -seed 1
 
 test:
 	CGO_ENABLED=0 $(GO) test $(PACKAGES)
@@ -54,4 +57,4 @@ fmt:
 	gofmt -w .
 
 # Parts of the tree bring their own targets.
--include cuda.mk smollm2.mk
+-include cuda.mk smollm2.mk cpubench.mk
