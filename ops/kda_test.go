@@ -68,9 +68,9 @@ func cut(f graph.Feeds, from, to int) graph.Feeds {
 	return c
 }
 
-// TestK02_SplitEqualsWhole cuts a sequence in three and hands the state on, in
+// TestK04_SplitEqualsWhole cuts a sequence in three and hands the state on, in
 // both forms, and ends with tokens one at a time.
-func TestK02_SplitEqualsWhole(t *testing.T) {
+func TestK04_SplitEqualsWhole(t *testing.T) {
 	const tokens = 130
 	all := kdaFeeds(tokens)
 	whole, err := runKDA(t, all, tokens, 2, 16, 24, ops.KDAOptions{}, false, false)
