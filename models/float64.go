@@ -13,7 +13,7 @@ func (m *Transformer) Float64() (*Transformer, error) {
 		return nil, err
 	}
 	for _, p := range m.params.All() {
-		if m.isSteps(p) {
+		if p.State || m.isSteps(p) {
 			continue
 		}
 		q, err := w.params.Add(p.Name, graph.T(dtype.Float64, p.Type.Shape...), p.State)

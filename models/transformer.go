@@ -220,6 +220,12 @@ func (m *Transformer) Init(seed uint64) error {
 	}
 	unit := architectures[m.Config.Type].unitNorm
 	for _, p := range m.params.All() {
+		if p.State {
+			continue // not the model's: what a pass or a session keeps
+		}
+		if p.Type.DType != dtype.Float32 {
+			return fmt.Errorf("models: Init: %s is stored as %s, weights to train are float32", p.Name, p.Type.DType)
+		}
 		w := graph.Data[float32](p.Tensor())
 		r := rand.New(rand.NewPCG(streamSeed(seed, p.Name), 0))
 		switch {
