@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/tokenizer"
 	"github.com/seafan/seafan/models/train"
@@ -77,9 +78,16 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 		}
 		return fmt.Errorf("-text: %w", err)
 	}
-	t, err := train.New(model, data, s.Train, report(c, s, out, errOut)...)
+	var trained train.Model = model
+	if s.FP8 != "" {
+		trained = autocast.Train(model, autocast.Options{Recipe: recipes[s.FP8]})
+	}
+	t, err := train.New(trained, data, s.Train, report(c, s, out, errOut)...)
 	if err != nil {
 		return err
+	}
+	if m, ok := trained.(*autocast.Model); ok && !c.json {
+		fmt.Fprint(errOut, m.Report().Explain())
 	}
 	if c.resume {
 		switch err := t.Resume(); {

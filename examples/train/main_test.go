@@ -56,6 +56,28 @@ func tiny(text string, more ...string) []string {
 	return append(strings.Fields("-layers 1 -dim 8 -heads 2 -kv-heads 1 -ffn 12 -context 16 -batch 2 -warmup 5 -steps 40 -eval-every 7 -save-every 1 -json -text "+text), more...)
 }
 
+// TestFP8RunsResume: the recipe is that of the run, and cannot be changed.
+func TestFP8RunsResume(t *testing.T) {
+	text := textFile(t)
+	args := func(steps, out string, more ...string) []string {
+		return append(strings.Fields("-layers 1 -dim 128 -heads 2 -ffn 160 -context 16 -batch 2 -warmup 9 -eval-every 3 -json -steps "+steps+" -out "+out), more...)
+	}
+	whole, half := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "run")
+	do := func(args ...string) error { return run(context.Background(), args, io.Discard, os.Stderr) }
+	require.NoError(t, do(args("8", whole, "-fp8", "delayed", "-text", text)...))
+	require.NoError(t, do(args("4", half, "-fp8", "delayed", "-text", text)...))
+	require.EqualError(t, do("-out", half, "-resume", "-fp8", "dynamic"), "-fp8: must be delayed as in the run so far, got dynamic (leave it out with -resume)")
+	require.NoError(t, do("-out", half, "-resume", "-steps", "8", "-json"))
+	for _, name := range []string{"model.safetensors", "optimizer.safetensors", "fp8.json"} {
+		want, err := os.ReadFile(filepath.Join(whole, "last", name))
+		require.NoError(t, err)
+		got, err := os.ReadFile(filepath.Join(half, "last", name))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got), name)
+	}
+	require.EqualError(t, do(args("8", whole+"2", "-fp8", "int8", "-text", text)...), `-fp8: must be dynamic or delayed, got "int8"`)
+}
+
 // files are the bytes of the newest checkpoint, and the metrics without times.
 func files(t *testing.T, out string) map[string]string {
 	t.Helper()

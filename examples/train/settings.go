@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/train"
 )
@@ -30,6 +31,7 @@ type settings struct {
 	Order      train.Order   `json:"order"`
 	Validation float64       `json:"validation"`
 	Workers    int           `json:"workers"`
+	FP8        string        `json:"fp8,omitempty"` // recipe of FP8 linears: dynamic, delayed, or none
 }
 
 // shape is the size of a new model.
@@ -69,6 +71,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 	f.StringVar(&c.config, "config", "", "JSON `FILE` with settings; flags go over it (run.json in -out is an example)")
 	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -out, with the settings of that run; starts anew where there is none")
 	f.BoolVar(&c.json, "json", false, "print a JSON line for each step, and a summary as the last line")
+	f.StringVar(&s.FP8, "fp8", s.FP8, "multiply linears in 8-bit floats, by the `RECIPE` dynamic or delayed (history of 16 steps)")
 	f.IntVar(&s.Workers, "workers", s.Workers, "goroutines that share the work, 0: one a core; never changes the result")
 
 	f.IntVar(&s.Model.Layers, "layers", s.Model.Layers, "layers of the model")
@@ -96,7 +99,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 // of the model.
 var fixed = []string{
 	"layers", "dim", "heads", "kv-heads", "ffn",
-	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup",
+	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup", "fp8",
 }
 
 const sizes = 5
@@ -218,11 +221,16 @@ func (s *settings) complete() error {
 		return fmt.Errorf("-config: model.norm_eps: must be above 0, got %g", m.NormEps)
 	case !(m.RopeTheta > 0):
 		return fmt.Errorf("-config: model.rope_theta: must be above 0, got %g", m.RopeTheta)
+	case s.FP8 != "" && recipes[s.FP8] == nil:
+		return fmt.Errorf("-fp8: must be dynamic or delayed, got %q", s.FP8)
 	case s.Workers < 0:
 		return fmt.Errorf("-workers: must be 0 or more, got %d", s.Workers)
 	}
 	return flagged(s.Train.Check())
 }
+
+// recipes are the values of -fp8.
+var recipes = map[string]autocast.Recipe{"dynamic": autocast.Dynamic{}, "delayed": autocast.Delayed{History: 16}}
 
 // flagOf names the flags of options; the others stand in the config alone.
 var flagOf = map[string]string{

@@ -291,6 +291,11 @@ func (t *Trainer) resume() error {
 	for _, p := range t.model.Params().All() {
 		p.Touch()
 	}
+	if m, ok := t.model.(Stateful); ok {
+		if err := m.ReadFiles(dir); err != nil {
+			return err
+		}
+	}
 	t.state, t.saved, t.dirty = r.State, dir, false
 	return nil
 }

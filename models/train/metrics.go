@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/seafan/seafan/autocast"
 )
 
 // Metric is what is known of a step.
@@ -24,6 +26,8 @@ type Metric struct {
 	StepMS     float64  `json:"step_ms"`
 	Skipped    bool     `json:"skipped,omitempty"`  // no token counted, nothing was updated
 	ValLoss    *float64 `json:"val_loss,omitempty"` // where there was an evaluation
+
+	FP8 *autocast.Summary `json:"fp8,omitempty"` // scaling, of a model in FP8
 }
 
 const metricsName = "metrics.jsonl"

@@ -18,6 +18,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
 )
 
@@ -33,6 +34,12 @@ type Model interface {
 	// WriteFiles writes the model into a folder that is there, the weights by
 	// their names into model.safetensors.
 	WriteFiles(dir string) error
+}
+
+// Stateful is a Model that keeps more than weights from step to step, such as
+// the scaling of autocast.Model: WriteFiles writes it, and Resume has it read.
+type Stateful interface {
+	ReadFiles(dir string) error
 }
 
 // Trainer is one run. Its methods are for one goroutine at a time.
@@ -379,6 +386,10 @@ func (t *Trainer) measure(ctx context.Context) (better bool, err error) {
 
 // report writes the line of a step.
 func (t *Trainer) report() error {
+	if m, ok := t.model.(*autocast.Model); ok {
+		sum := m.Summary()
+		t.metric.FP8 = &sum
+	}
 	if t.metric.Skipped {
 		t.log.Warn("step skipped: no label counts", "step", t.metric.Step)
 	}
