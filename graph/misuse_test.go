@@ -183,3 +183,27 @@ func TestExecutorsAreMadeAtTheSameTime(t *testing.T) {
 		require.EqualValues(t, 10, graph.Data[float32](v)[3])
 	}
 }
+
+// TestAValueIsNotFedBack: the memory of a value may be that of an input, which
+// the run writes first.
+func TestAValueIsNotFedBack(t *testing.T) {
+	b := graph.New()
+	x, h := b.Input("x", dtype.Float32, 4), b.Input("h", dtype.Float32, 4)
+	y := graph.Apply(scale{2}, graph.Apply(graph.Add{}, x, graph.Apply(scale{3}, h)))
+	plan, err := b.Plan(y)
+	require.NoError(t, err)
+	run, err := plan.Native()
+	require.NoError(t, err)
+	feeds := graph.Feeds{"x": []float32{1, 2, 3, 4}, "h": make([]float32, 4)}
+	require.NoError(t, run.Do(context.Background(), feeds))
+	v, err := run.Value(y)
+	require.NoError(t, err)
+	feeds["h"] = graph.Data[float32](v)
+	require.EqualError(t, run.Do(context.Background(), feeds), "graph: Do: input h must not be a value of this executor, whose memory the run writes to: feed a copy")
+	other, err := plan.Native()
+	require.NoError(t, err)
+	require.NoError(t, other.Do(context.Background(), feeds))
+	v, err = other.Value(y)
+	require.NoError(t, err)
+	require.Equal(t, []float32{14, 28, 42, 56}, graph.Data[float32](v))
+}

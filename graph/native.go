@@ -166,6 +166,9 @@ func (r *Native) checkFeeds(feeds Feeds) error {
 		if !ok || dt != in.to.DType || len(b) != len(in.to.mem) {
 			return fmt.Errorf("graph: Do: input %s must be %d elements of %s, got %s", in.name, in.to.Size(), in.to.DType, feedText(v))
 		}
+		if overlap(b, r.arena) {
+			return fmt.Errorf("graph: Do: input %s must not be a value of this executor, whose memory the run writes to: feed a copy", in.name)
+		}
 	}
 	if len(feeds) == len(r.inputs) {
 		return nil

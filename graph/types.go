@@ -132,6 +132,15 @@ func bytesOf(v any) ([]byte, dtype.DType, bool) {
 	return nil, 0, false
 }
 
+// overlap reports whether a and b share memory.
+func overlap(a, b []byte) bool {
+	if len(a) == 0 || len(b) == 0 {
+		return false
+	}
+	from, to := uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0]))
+	return from < to+uintptr(len(b)) && to < from+uintptr(len(a))
+}
+
 func sliceBytes[E Element](s []E) []byte {
 	if len(s) == 0 {
 		return nil
