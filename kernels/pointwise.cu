@@ -3,6 +3,7 @@
 //   swiglu     y[t,i] = silu(gate[t,i]) * up[t,i]          geglu_tanh / geglu_erf the same with gelu
 //   add        y = a + b
 //   embedding  y[t,:] = table[ids[t],:]; an id outside the table gives NaN rather than a read past it
+//   append     pool[slots[t],:] = x[t,:]; a negative slot writes nothing
 //
 // A thread owns packs of 16 bytes; blocks cover the rows along y and the columns along x. Gate and up may be the two
 // halves of one row (stride 2f). Rows aligned to 16 bytes, columns a multiple of 8 (4 for f32); the _any kernels take
@@ -85,6 +86,15 @@ template <class T> __device__ __forceinline__ void embedding_rows(T* y, const T*
   for (int i = threadIdx.x; i < d; i += blockDim.x) y[t * d + i] = from_float<T>(known ? to_float(row[i]) * scale : NAN);
 }
 
+template <class T> __device__ __forceinline__ void append_rows(T* pool, const T* x, const int* slots, int columns) {
+  grid_wait();
+  const long t = blockIdx.x;
+  const int slot = slots[t];
+  if (slot < 0) return;
+  for (int i = threadIdx.x; i < columns / Pack<T>::N; i += blockDim.x)
+    store16(pool + (long)slot * columns + (long)i * Pack<T>::N, load16(x + t * columns + (long)i * Pack<T>::N));
+}
+
 #define GATED(T, NAME, F)                                                                                                      \
   extern "C" __global__ void pointwise_##NAME##_##T(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) { \
     gated<T, F>(y, gate, up, columns, stride, y_stride, rows);                                                                 \
@@ -92,6 +102,14 @@ template <class T> __device__ __forceinline__ void embedding_rows(T* y, const T*
   extern "C" __global__ void pointwise_##NAME##_##T##_any(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) { \
     gated_any<T, F>(y, gate, up, columns, stride, y_stride, rows);                                                             \
   }
+#define APPEND(T)                                                                                                              \
+  extern "C" __global__ void pointwise_append_##T(T* pool, const T* x, const int* slots, int columns) {                        \
+    append_rows<T>(pool, x, slots, columns);                                                                                   \
+  }
+APPEND(bf16)
+APPEND(f16)
+APPEND(f32)
+
 #define POINTWISE(T)                                                                                                           \
   GATED(T, swiglu, Silu)                                                                                                       \
   GATED(T, geglu_tanh, GeluTanh)                                                                                               \

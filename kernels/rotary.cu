@@ -1,5 +1,5 @@
 // Rotary embedding of q and k in one launch, with the RMSNorm of their heads in front of it (optional) and the write of k
-// and v into the KV pages behind it (optional).
+// and v into the KV pages behind it (each optional).
 //
 // A block owns one token. A thread owns the same 8 pairs (16 elements) of two heads, all in flight at once: pairs (x[2i], x[2i+1])
 // when interleaved, (x[i], x[i+rot/2]) when half. The heads of q come first, then those of k. The D - rot elements behind
@@ -112,7 +112,7 @@ __device__ __forceinline__ void rotary(T* q_out, T* k_out, const T* q, const T* 
     if (!is_q && k_out) store16(k_out + t * k_out_stride + (long)h * d + i, p);
     if (!is_q && slot >= 0) store16(k_pool + ((long)slot * hk + h) * d + i, p);
   }
-  if (slot >= 0) {
+  if (slot >= 0 && v) {
     const int packs = hk * d / Pack<T>::N;
     for (int i = threadIdx.x; i < packs; i += blockDim.x)
       store16(v_pool + (long)slot * hk * d + (long)i * Pack<T>::N, load16(v + t * v_stride + (long)i * Pack<T>::N));

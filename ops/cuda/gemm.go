@@ -3,8 +3,8 @@ package cuda
 import "fmt"
 
 // Gemm launches y[M,N] = x[M,K] w[N,K]^T, + bias[N], + residual[M,N]. With SwiGLU, w is [2N,K] and
-// y = silu(x w1^T) * (x w2^T) of its two halves. Strides are of rows, in elements; zero means packed. W holds weights: the
-// launch in front must not write it, since the streaming kernel starts to read it before that one ends.
+// y = silu(x w1^T) * (x w2^T) of its two halves. Strides are of rows, in elements; zero means packed. The
+// streaming kernel reads W before the launch in front has ended, unless it is Computed.
 type Gemm struct {
 	Type             DType
 	M, N, K          int
@@ -16,6 +16,7 @@ type Gemm struct {
 	ResidualStride   int64
 	SwiGLU           bool
 	F32Out           bool    // y is f32
+	Computed         bool    // the launch in front may write W
 	Scratch          Pointer // ScratchBytes, needed when that is not zero
 	Flags            Pointer // FlagBytes, zeroed once; every launch leaves zeros
 }
@@ -145,7 +146,7 @@ func (g Gemm) stream(q Queue) error {
 	// No more blocks than steps, and up to 255 that share a tile.
 	tiles, steps := ceilDiv(g.rows(), 256), ceilDiv(g.K, 64)
 	grid := min(gpu.SMs, tiles*steps, 256*tiles)
-	return q.Launch(Launch{Kernel: name, Grid: [3]int{grid, 1, 1}, Block: 384, Shared: stages*(256+columns)*128 + 1024, Overlap: true, Args: []Arg{
+	return q.Launch(Launch{Kernel: name, Grid: [3]int{grid, 1, 1}, Block: 384, Shared: stages*(256+columns)*128 + 1024, Overlap: !g.Computed, Args: []Arg{
 		{"x", x}, {"w", w}, {"y", g.Y}, {"bias", g.Bias}, {"residual", g.Residual}, {"scratch", g.Scratch}, {"flags", g.Flags},
 		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", g.f32Flag()}}})
 }

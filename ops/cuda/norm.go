@@ -3,8 +3,8 @@ package cuda
 import "fmt"
 
 // RMSNorm launches y = h / sqrt(mean(h^2) + eps) * (w + unit) over rows of D elements, where h is x, or x + residual
-// rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. W holds weights:
-// the launch in front must not write it.
+// rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. Few rows read W
+// before the launch in front has ended, unless it is Computed.
 type RMSNorm struct {
 	Type     DType
 	Rows, D  int
@@ -13,6 +13,7 @@ type RMSNorm struct {
 	Y, X, W  Pointer
 	Residual Pointer // optional
 	Sum      Pointer // with Residual
+	Computed bool    // the launch in front may write W
 }
 
 // Launch queues the kernel.
@@ -25,7 +26,7 @@ func (n RMSNorm) Launch(q Queue) error {
 	if err != nil || n.Rows == 0 {
 		return err
 	}
-	return q.Launch(Launch{Kernel: "norm_rms_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
+	return q.Launch(Launch{Kernel: "norm_rms_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: q.Target().Hopper() && !n.Computed, Args: []Arg{
 		{"y", n.Y}, {"sum", n.Sum}, {"x", n.X}, {"residual", n.Residual}, {"w", n.W}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 

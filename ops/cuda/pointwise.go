@@ -96,3 +96,26 @@ func (e Embedding) Launch(q Queue) error {
 	return q.Launch(Launch{Kernel: "pointwise_embedding_" + e.Type.String(), Grid: [3]int{e.T, 1, 1}, Block: max(32, min(512, (e.D/per+31)/32*32)), Overlap: q.Target().Hopper(), Args: []Arg{
 		{"y", e.Y}, {"table", e.Table}, {"ids", e.IDs}, {"d", int32(e.D)}, {"vocabulary", int32(e.Vocabulary)}, {"scale", e.Scale}}})
 }
+
+// Append launches pool[slots[t],:] = x[t,:] for T rows of Columns elements; a negative slot writes nothing.
+type Append struct {
+	Type           DType
+	T, Columns     int
+	Pool, X, Slots Pointer // Slots int32 [T]
+}
+
+// Launch queues the kernel.
+func (a Append) Launch(q Queue) error {
+	if a.T < 0 || a.Columns < 1 {
+		return fmt.Errorf("append: T >= 0 and columns >= 1 are required, got T %d, columns %d", a.T, a.Columns)
+	}
+	per := 16 / a.Type.Size()
+	if a.Columns%per != 0 {
+		return unsupported("append", "%d columns of %v: rows of whole 16 bytes", a.Columns, a.Type)
+	}
+	if err := aligned16("append", Arg{"pool", a.Pool}, Arg{"x", a.X}); err != nil || a.T == 0 {
+		return err
+	}
+	return q.Launch(Launch{Kernel: "pointwise_append_" + a.Type.String(), Grid: [3]int{a.T, 1, 1}, Block: min(256, (a.Columns/per+31)/32*32), Overlap: q.Target().Hopper(), Args: []Arg{
+		{"pool", a.Pool}, {"x", a.X}, {"slots", a.Slots}, {"columns", int32(a.Columns)}}})
+}

@@ -19,7 +19,7 @@ func (p Pairing) String() string {
 }
 
 // Rotary launches the rotation of q [T,Hq,D] and k [T,Hk,D] by their positions, in place or not. With QWeight and KWeight
-// the heads pass an RMSNorm first. With Slots, k and V [T,Hk,D] are also written to the pools [slots,Hk,D] at
+// the heads pass an RMSNorm first. With Slots, k, and V [T,Hk,D] where given, are also written to the pools [slots,Hk,D] at
 // Slots[t] = page*page_size + offset, nowhere when negative; then KOut may be nil. Strides are of tokens, in elements;
 // zero means packed.
 type Rotary struct {
@@ -59,8 +59,8 @@ func (r Rotary) Launch(q Queue) error {
 			return unsupported(op, "head norm with D %d, rot %d: a kernel exists for rot = D = 16 * (1, 2, 4, 8, 16 or 32)", r.D, r.Rot)
 		}
 	}
-	if !r.Slots.IsNil() && (r.V.IsNil() || r.KPool.IsNil() || r.VPool.IsNil()) {
-		return fmt.Errorf("%s: slots need v and both pools, got v %v, k pool %v, v pool %v", op, r.V, r.KPool, r.VPool)
+	if !r.Slots.IsNil() && (r.KPool.IsNil() || r.V.IsNil() != r.VPool.IsNil()) {
+		return fmt.Errorf("%s: slots need the pool of k, and v goes with its pool, got v %v, k pool %v, v pool %v", op, r.V, r.KPool, r.VPool)
 	}
 	if r.Slots.IsNil() && r.Hk > 0 && r.KOut.IsNil() {
 		return fmt.Errorf("%s: k has neither an output nor a slot in the cache", op)
