@@ -34,15 +34,11 @@ func newAdamW(o Options, params []*graph.Param) *adamW {
 
 // accumulate adds weight times the gradients to the sum, which first clears.
 func (a *adamW) accumulate(grads [][]float32, weight float64, first bool) {
-	w := float32(weight)
 	for i, g := range grads {
-		sum := a.sum[i]
 		if first {
-			clear(sum)
+			clear(a.sum[i])
 		}
-		for j, x := range g {
-			sum[j] += w * x
-		}
+		native.Accumulate(a.sum[i], g, len(g), weight)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models"
 )
 
 // ignored is the label that does not count, ops.IgnoreIndex.
@@ -14,8 +15,9 @@ const ignored = -100
 
 // graphKey is what the graphs of one model differ in.
 type graphKey struct {
-	rows  int
-	train bool
+	rows      int
+	train     bool
+	sequences int // that a row may hold; 0: a row is one and no data are asked
 }
 
 // loss is a graph of the model with its memory: the loss of a batch of one
@@ -30,16 +32,17 @@ type loss struct {
 	labels []int32
 	step   []int64
 	feeds  graph.Feeds
+
+	positions, seqlens []int32 // nil where a row is a sequence
 }
 
 // graph returns the graph of a batch of rows, built the first time. All share
 // the parameters, so an update shows in every one.
-func (t *Trainer) graph(rows int, training bool) (*loss, error) {
-	key := graphKey{rows, training}
+func (t *Trainer) graph(key graphKey) (*loss, error) {
 	if g := t.graphs[key]; g != nil {
 		return g, nil
 	}
-	g, err := newLoss(t.model, rows, t.opts, training)
+	g, err := newLoss(t.model, key, t.opts)
 	if err != nil {
 		return nil, err
 	}
@@ -47,23 +50,33 @@ func (t *Trainer) graph(rows int, training bool) (*loss, error) {
 	return g, nil
 }
 
-func newLoss(m Model, rows int, o Options, training bool) (*loss, error) {
+func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	b := graph.New(graph.Share(m.Params()))
 	dropout := 0.0
-	if training {
+	if key.train {
 		dropout = o.Dropout
 	}
-	mean, count := m.Loss(b, rows, o.Context, dropout, o.Seed)
+	n := key.rows * o.Context
+	mean, count := m.Loss(b, key.rows, o.Context, dropout, o.Seed)
 	if err := b.Err(); err != nil {
 		return nil, err
 	}
 	l := &loss{
-		tokens: make([]int32, rows*o.Context),
-		labels: make([]int32, rows*o.Context),
+		tokens: make([]int32, n),
+		labels: make([]int32, n),
 		step:   make([]int64, 1),
 	}
 	outputs := []*graph.Node{mean, count}
-	if training {
+	if key.sequences > 0 {
+		var err error
+		sequences := key.rows * key.sequences
+		if outputs, err = models.Pack(sequences, outputs...); err != nil {
+			return nil, err
+		}
+		b, mean = outputs[0].Builder(), outputs[0]
+		l.positions, l.seqlens = make([]int32, n), make([]int32, sequences+1)
+	}
+	if key.train {
 		params := b.Params()
 		grads, err := b.Grad(mean, params...)
 		if err != nil {
@@ -86,8 +99,13 @@ func newLoss(m Model, rows int, o Options, training bool) (*loss, error) {
 	}
 	l.feeds = graph.Feeds{"tokens": l.tokens, "labels": l.labels}
 	for _, in := range plan.Inputs() {
-		if in.Name() == "step" {
+		switch in.Name() {
+		case "step":
 			l.feeds["step"] = l.step
+		case models.PackedPositions:
+			l.feeds[models.PackedPositions] = l.positions
+		case models.PackedSeqlens:
+			l.feeds[models.PackedSeqlens] = l.seqlens
 		}
 	}
 	values := make([][]float32, len(outputs))
@@ -102,6 +120,26 @@ func newLoss(m Model, rows int, o Options, training bool) (*loss, error) {
 	return l, nil
 }
 
+// cut fills seqlens from positions: a sequence begins with every row of so many
+// tokens, and wherever the position is 0. What is left over are empty ones.
+func (l *loss) cut(context int) error {
+	n := 0
+	for i, p := range l.positions {
+		if p != 0 && i%context != 0 {
+			continue
+		}
+		if n == len(l.seqlens)-1 {
+			return fmt.Errorf("train: the batch has more than the %d sequences that the data announced", n)
+		}
+		l.seqlens[n] = int32(i)
+		n++
+	}
+	for ; n < len(l.seqlens); n++ {
+		l.seqlens[n] = int32(len(l.positions))
+	}
+	return nil
+}
+
 // run computes the mean loss of what stands in tokens and labels, the number
 // of counted labels, and the gradient. step is the counter of dropout.
 func (l *loss) run(ctx context.Context, step int64) (mean, count float64, err error) {
@@ -114,14 +152,14 @@ func (l *loss) run(ctx context.Context, step int64) (mean, count float64, err er
 
 // Loss is the mean loss of any number of rows, tokens and labels being [rows,
 // context], and the number of labels that count. There is no dropout and no
-// gradient. Every number of rows gets a graph of its own, once; the weights
-// are shared.
+// gradient, and a row is one sequence, packed data or not. Every number of
+// rows gets a graph of its own, once; the weights are shared.
 func (t *Trainer) Loss(ctx context.Context, tokens, labels []int32) (mean float64, count int64, err error) {
 	rows := len(tokens) / t.opts.Context
 	if rows < 1 || len(tokens) != rows*t.opts.Context || len(labels) != len(tokens) {
 		return 0, 0, fmt.Errorf("train: Loss: tokens and labels must be [rows,%d], got %d tokens and %d labels", t.opts.Context, len(tokens), len(labels))
 	}
-	g, err := t.graph(rows, false)
+	g, err := t.graph(graphKey{rows: rows})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -129,6 +167,18 @@ func (t *Trainer) Loss(ctx context.Context, tokens, labels []int32) (mean float6
 	copy(g.labels, labels)
 	m, n, err := g.run(ctx, 0)
 	return m, int64(n), err
+}
+
+// draw puts micro-batch i into the graph of training.
+func (t *Trainer) draw(i int64) error {
+	l := t.train
+	if err := t.data.Batch(i, t.opts.Batch, l.tokens, l.labels); err != nil || t.packed == nil {
+		return err
+	}
+	if err := t.packed.Positions(i, t.opts.Batch, l.positions); err != nil {
+		return err
+	}
+	return l.cut(t.opts.Context)
 }
 
 func (t *Trainer) heldRows() int {
@@ -154,11 +204,23 @@ func (t *Trainer) Evaluate(ctx context.Context) (float64, error) {
 				for i := range lab {
 					tok[i], lab[i] = 0, ignored
 				}
+				if t.packed != nil {
+					for i := range c {
+						t.eval.positions[r*c+i] = int32(i)
+					}
+				}
 				continue
 			}
-			if err := t.data.HeldRow(at+r, tok, lab); err != nil {
+			err := t.data.HeldRow(at+r, tok, lab)
+			if err == nil && t.packed != nil {
+				err = t.packed.HeldPositions(at+r, t.eval.positions[r*c:(r+1)*c])
+			}
+			if err != nil {
 				return 0, fmt.Errorf("train: evaluation: %w", err)
 			}
+		}
+		if err := t.eval.cut(c); err != nil {
+			return 0, err
 		}
 		m, n, err := t.eval.run(ctx, 0)
 		if err != nil {

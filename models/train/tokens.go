@@ -51,9 +51,12 @@ func formatOf(path string) Format {
 // are mapped where the system can map them, else read piece by piece, so they
 // may be larger than memory. Reads may come from several goroutines.
 type Tokens struct {
-	parts []part
-	n     int64
-	sum   string
+	parts  []part
+	n      int64
+	sum    string
+	starts []int64 // the first token of each document, ascending from 0
+
+	separator string // of the documents in a file
 }
 
 // part is one file.
@@ -71,6 +74,13 @@ type OpenOptions struct {
 	Format  Format
 	Encoder Encoder // of text; nil: bytes
 	Cache   string  // folder for encoded text; needed with an Encoder
+
+	// Separator ends a document, beside the end of a file: a text, or the
+	// number of an id in files of token ids. It stays in the document that it
+	// ends, once or as often as it stands there. Where the Encoder has it as
+	// a special token, it becomes that token, once. Empty: a file is a
+	// document.
+	Separator string
 }
 
 // Open opens files, or all files below folders (hidden ones left out, in the
@@ -80,7 +90,7 @@ func Open(o OpenOptions, paths ...string) (t *Tokens, err error) {
 	if err != nil {
 		return nil, err
 	}
-	t = &Tokens{}
+	t = &Tokens{separator: o.Separator}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, t.Close())
@@ -88,16 +98,7 @@ func Open(o OpenOptions, paths ...string) (t *Tokens, err error) {
 		}
 	}()
 	for _, path := range files {
-		format := o.Format
-		if format == Auto {
-			format = formatOf(path)
-		}
-		if format == Text && o.Encoder != nil {
-			if path, format, err = encoded(path, o); err != nil {
-				return t, err
-			}
-		}
-		if err := t.add(path, format); err != nil {
+		if err := t.open(path, o); err != nil {
 			return t, err
 		}
 	}
@@ -152,6 +153,46 @@ func listFiles(paths []string) ([]string, error) {
 	return files, nil
 }
 
+// open appends a file and its documents.
+func (t *Tokens) open(path string, o OpenOptions) (err error) {
+	format := o.Format
+	if format == Auto {
+		format = formatOf(path)
+	}
+	var starts []int64 // of documents in the file, known once it is encoded
+	coded := format == Text && o.Encoder != nil
+	if coded {
+		if path, format, starts, err = encoded(path, o); err != nil {
+			return err
+		}
+	}
+	if err := t.add(path, format); err != nil {
+		return err
+	}
+	p := &t.parts[len(t.parts)-1]
+	if !coded && o.Separator != "" {
+		sep, err := separatorOf(format, o.Separator)
+		if err == nil {
+			err = p.documents(sep, func(_, end int64) error {
+				starts = append(starts, end)
+				return nil
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	// A document begins at the start of the file and where another has ended.
+	last := int64(-1)
+	for _, s := range append([]int64{0}, starts...) {
+		if s > last && s < p.n {
+			t.starts = append(t.starts, p.start+s)
+			last = s
+		}
+	}
+	return nil
+}
+
 func (t *Tokens) add(path string, format Format) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -193,12 +234,15 @@ func (t *Tokens) Close() error {
 			errs = append(errs, p.file.Close())
 		}
 	}
-	t.parts, t.n = nil, 0
+	t.parts, t.n, t.starts = nil, 0, nil
 	return errors.Join(errs...)
 }
 
 // Len is the number of tokens.
 func (t *Tokens) Len() int64 { return t.n }
+
+// Documents is the number of documents.
+func (t *Tokens) Documents() int { return len(t.starts) }
 
 // Digest identifies the tokens: their number, and the bytes of the files at 64
 // places and at both ends of each. Two sequences that differ elsewhere only

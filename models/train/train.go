@@ -44,9 +44,10 @@ type Stateful interface {
 
 // Trainer is one run. Its methods are for one goroutine at a time.
 type Trainer struct {
-	model Model
-	data  Data
-	opts  Options
+	model  Model
+	data   Data
+	packed Packed // the data, when their rows hold several sequences
+	opts   Options
 
 	dir      string
 	log      *slog.Logger
@@ -121,18 +122,26 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	for _, s := range settings {
 		s(t)
 	}
+	key := graphKey{rows: o.Batch, train: true}
+	if p, ok := data.(Packed); ok {
+		t.packed, key.sequences = p, p.Sequences()
+		if key.sequences < 1 || key.sequences > o.Context {
+			return nil, fmt.Errorf("train: packed data must have 1 to %d sequences in a row, got %d", o.Context, key.sequences)
+		}
+	}
 	var err error
-	if t.train, err = t.graph(o.Batch, true); err != nil {
+	if t.train, err = t.graph(key); err != nil {
 		return nil, err
 	}
 	if t.heldRows() > 0 {
-		if t.eval, err = t.graph(o.Batch, false); err != nil {
+		key.train = false
+		if t.eval, err = t.graph(key); err != nil {
 			return nil, err
 		}
 	}
 	t.adam = newAdamW(o, t.train.params)
 	// The first micro-batch shows a mistake in the data before the run.
-	if err := data.Batch(0, o.Batch, t.train.tokens, t.train.labels); err != nil {
+	if err := t.draw(0); err != nil {
 		return nil, err
 	}
 	return t, nil
@@ -290,7 +299,7 @@ func (t *Trainer) update(ctx context.Context) error {
 	var tokens, total float64
 	for k := range t.opts.Accumulate {
 		i := int64(at)*int64(t.opts.Accumulate) + int64(k)
-		if err := t.data.Batch(i, t.opts.Batch, t.train.tokens, t.train.labels); err != nil {
+		if err := t.draw(i); err != nil {
 			return fmt.Errorf("train: step %d: %w", at+1, err)
 		}
 		l, n, err := t.train.run(ctx, i)

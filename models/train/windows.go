@@ -26,6 +26,21 @@ type Data interface {
 	Digest() string
 }
 
+// Packed is Data whose rows hold several sequences, which do not see each
+// other: the model gets the place of each token in its sequence. Positions are
+// a function of the number of the micro-batch, like the rows.
+type Packed interface {
+	Data
+	// Sequences is the largest number of sequences in a row, held-out ones
+	// included.
+	Sequences() int
+	// Positions fills those of a micro-batch, [rows, context]: a row and a 0
+	// begin a sequence, and each number after is one more.
+	Positions(i int64, rows int, positions []int32) error
+	// HeldPositions fills those of held-out row i.
+	HeldPositions(i int, positions []int32) error
+}
+
 // Order is how the windows of the training part follow each other.
 type Order string
 
@@ -159,12 +174,15 @@ func (w *Windows) fill(at int64, tokens, labels []int32) error {
 // Held is the number of held-out rows.
 func (w *Windows) Held() int { return w.held }
 
+// heldStart is where held-out row i begins.
+func (w *Windows) heldStart(i int) int64 { return w.train + int64(i)*int64(w.o.Context) }
+
 // HeldRow fills held-out row i.
 func (w *Windows) HeldRow(i int, tokens, labels []int32) error {
 	if i < 0 || i >= w.held || len(tokens) != w.o.Context || len(labels) != w.o.Context {
 		return fmt.Errorf("train: held-out rows are 0 to %d of %d tokens, got row %d and room for %d and %d", w.held-1, w.o.Context, i, len(tokens), len(labels))
 	}
-	return w.fill(w.train+int64(i)*int64(w.o.Context), tokens, labels)
+	return w.fill(w.heldStart(i), tokens, labels)
 }
 
 // Digest names the tokens, the cut and the order.
