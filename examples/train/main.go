@@ -64,20 +64,14 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 	if err != nil {
 		return err
 	}
-	tokens, err := train.Open(train.OpenOptions{Encoder: encoder, Cache: s.Out}, s.Text)
-	if err != nil {
-		return fmt.Errorf("-text: %w", err)
-	}
-	defer tokens.Close()
-	data, err := train.NewWindows(tokens, model.Config.Vocab, train.WindowOptions{
-		Context: s.Train.Context, Seed: s.Train.Seed, Order: s.Order, Validation: s.Validation,
-	})
+	tokens, data, err := s.data(encoder, model.Config.Vocab)
 	if err != nil {
 		if f := flagged(err); f != err {
 			return f
 		}
 		return fmt.Errorf("-text: %w", err)
 	}
+	defer tokens.Close()
 	var trained train.Model = model
 	if s.FP8 != "" {
 		trained = autocast.Train(model, autocast.Options{Recipe: recipes[s.FP8]})
@@ -121,6 +115,39 @@ func refuseOther(s settings, c command) error {
 	}
 	return fmt.Errorf("-out: %w", err)
 }
+
+// data opens the text and cuts it into rows.
+func (s settings) data(encoder train.Encoder, vocab int) (*train.Tokens, train.Data, error) {
+	o := train.OpenOptions{Encoder: encoder, Cache: s.Out}
+	if s.Pack {
+		o.Separator = s.Separator
+		info, err := os.Stat(s.Text)
+		if err != nil {
+			return nil, nil, err
+		}
+		if o.Separator == "" && !info.IsDir() {
+			o.Separator = blankLine
+		}
+	}
+	tokens, err := train.Open(o, s.Text)
+	if err != nil {
+		return nil, nil, err
+	}
+	w := train.WindowOptions{Context: s.Train.Context, Seed: s.Train.Seed, Order: s.Order, Validation: s.Validation}
+	var data train.Data
+	if s.Pack {
+		data, err = train.NewDocuments(tokens, vocab, w)
+	} else {
+		data, err = train.NewWindows(tokens, vocab, w)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, tokens.Close())
+	}
+	return tokens, data, nil
+}
+
+// blankLine ends the documents of a single text, unless a flag says what does.
+const blankLine = "\n\n"
 
 // model makes the model, new or from a folder, and the encoder of its text;
 // none for bytes.

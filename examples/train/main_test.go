@@ -244,9 +244,52 @@ func TestLines(t *testing.T) {
 	require.Equal(t, filepath.Join(out, "step-00000008"), sum.Checkpoint)
 	_, said, err := call(t, "-h")
 	require.ErrorContains(t, err, "help")
-	for _, name := range strings.Fields("text out steps seed batch context layers dim heads kv-heads ffn lr warmup eval-every save-every keep workers config resume json accumulate dropout early-stop") {
+	for _, name := range strings.Fields("text out steps seed batch context layers dim heads kv-heads ffn lr warmup eval-every save-every keep workers config resume json accumulate dropout early-stop pack document-separator") {
 		require.Contains(t, said, "  -"+name)
 	}
+}
+
+// TestPack trains on documents from a folder, from one text and from token ids;
+// an interrupted run goes on to the same bits.
+func TestPack(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o777))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o666))
+		return path
+	}
+	for i := range 40 {
+		write("corpus/"+string(rune('a'+i%26))+strings.Repeat("x", i/26), strings.Repeat("fan ", i%9+1))
+	}
+	for name, args := range map[string][]string{
+		"folder": {"-text", filepath.Join(dir, "corpus")},
+		"blank":  {"-text", write("blank.txt", strings.Repeat("a fan\n\nof the sea\n\n\n", 30))},
+		"escape": {"-text", write("escape.txt", strings.Repeat("a fan<|end|>\nof the sea<|end|>\n", 20)), "-document-separator", `<|end|>\n`},
+		"ids":    {"-text", write("ids.u16", strings.Repeat("a\x00b\x00c\x00\x07\x00d\x00e\x00\x07\x00", 40)), "-document-separator", "7"},
+	} {
+		whole, out := filepath.Join(dir, name, "whole"), filepath.Join(dir, name, "out")
+		flags := append(tiny("none", args...), "-pack", "-steps", "12", "-save-every", "4", "-seed", "3")
+		stdout, _, err := call(t, append(flags, "-out", whole)...)
+		require.NoError(t, err, name)
+		rows := strings.Split(strings.TrimSpace(stdout), "\n")
+		var sum train.Summary
+		require.NoError(t, json.Unmarshal([]byte(rows[len(rows)-1]), &sum))
+		require.Less(t, sum.Tokens, int64(12*2*16), "%s: last tokens of documents have no label", name)
+
+		// What a process that was killed after step 8 leaves.
+		require.NoError(t, os.CopyFS(out, os.DirFS(whole)))
+		require.NoError(t, os.RemoveAll(filepath.Join(out, "step-00000012")))
+		_, _, err = call(t, "-resume", "-out", out)
+		require.NoError(t, err, name)
+		require.Equal(t, files(t, whole), files(t, out), name)
+		if len(args) == 2 {
+			_, _, err = call(t, "-resume", "-out", out, "-pack=false")
+			require.EqualError(t, err, "-pack: must be true as in the run so far, got false (leave it out with -resume)")
+		}
+	}
+	_, _, err := call(t, "-resume", "-out", filepath.Join(dir, "escape", "out"), "-document-separator", "x")
+	require.EqualError(t, err, `-document-separator: must be <|end|>\n as in the run so far, got x (leave it out with -resume)`)
 }
 
 func TestConfigAndStartFromAModel(t *testing.T) {
@@ -301,6 +344,8 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 	require.NoError(t, os.WriteFile(short, []byte("abc"), 0o666))
 	odd := filepath.Join(dir, "odd.u16")
 	require.NoError(t, os.WriteFile(odd, []byte("abc"), 0o666))
+	ids := filepath.Join(dir, "ids.u16")
+	require.NoError(t, os.WriteFile(ids, make([]byte, 200), 0o666))
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "empty"), 0o777))
 	out := filepath.Join(dir, "out")
 	_, _, err := call(t, tiny(text, "-out", out, "-steps", "3")...)
@@ -308,43 +353,51 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 	before := files(t, out)
 	fresh := filepath.Join(dir, "fresh")
 	for args, want := range map[string]string{
-		"-steps 5 extra":              `unexpected argument "extra": every value belongs to a flag (-h lists them)`,
-		"-step 5":                     "flag provided but not defined: -step",
-		"-steps five":                 `invalid value "five" for flag -steps: parse error`,
-		"-seed -1":                    `invalid value "-1" for flag -seed: parse error`,
-		"-steps 0":                    "-steps: must be at least 1, got 0",
-		"-batch 0":                    "-batch: must be at least 1, got 0",
-		"-context -8":                 "-context: must be at least 1, got -8",
-		"-layers 0":                   "-layers: must be 1 to 1048576, got 0",
-		"-dim 9":                      "-dim: must be a multiple of -heads 2, got 9",
-		"-dim 6":                      "-dim: must be an even number for each of the 2 -heads, got 3",
-		"-heads 0":                    "-heads: must be 1 to 1048576, got 0",
-		"-kv-heads 3":                 "-kv-heads: must divide -heads 2, got 3",
-		"-ffn -1":                     "-ffn: must be 1 to 1048576, got -1",
-		"-lr 0":                       "-lr: must be above 0, got 0",
-		"-lr NaN":                     "-lr: must be above 0, got NaN",
-		"-warmup -1":                  "-warmup: must be 0 or more, got -1",
-		"-eval-every -1":              "-eval-every: must be 0 or more, got -1",
-		"-save-every -1":              "-save-every: must be 0 or more, got -1",
-		"-keep 0":                     "-keep: must be at least 1, got 0",
-		"-workers -1":                 "-workers: must be 0 or more, got -1",
-		"-accumulate 0":               "-accumulate: must be at least 1, got 0",
-		"-dropout 1":                  "-dropout: must be in [0,1), got 1",
-		"-early-stop -1":              "-early-stop: must be 0 or more, got -1",
-		"-config " + dir + "/none":    "-config: open " + dir + "/none: ",
-		"-out=":                       "-out: a folder for the run is required",
-		"-text=":                      "-text: a text, a file of token ids, or a folder of them is required",
-		"-text " + dir + "/none":      "-text: lstat " + dir + "/none: ",
-		"-text " + file:               "-text: " + file + ": has no tokens: at least one is required",
-		"-text " + dir + "/empty":     "-text: " + dir + "/empty: the folder has no files: at least one is required",
-		"-text " + short:              "-text: " + short + ": is too short: a context of 16 needs at least 17 training tokens, there are 2 (of 3, 0.1 held out)",
-		"-text " + odd:                "-text: " + odd + ": has 3 bytes, not a multiple of the 2 that a uint16 token takes",
-		"-context 5000":               "-text: " + text + ": is too short: a context of 5000 needs at least 5001 training tokens, there are 1800",
-		"-out " + file:                "-out: must be a folder, " + file + " is a file",
-		"-out " + file + "/below":     "-out: ",
-		"-out " + out:                 "-out: " + out + " holds a run, with checkpoint step-00000003: add -resume to go on, or choose another folder",
-		"-resume -dim 16 -out " + out: "-dim: must be 8 as in the run so far, got 16 (leave it out with -resume)",
-		"-resume -lr 1 -out " + out:   "-lr: must be 0.001 as in the run so far, got 1 (leave it out with -resume)",
+		"-steps 5 extra":                `unexpected argument "extra": every value belongs to a flag (-h lists them)`,
+		"-step 5":                       "flag provided but not defined: -step",
+		"-steps five":                   `invalid value "five" for flag -steps: parse error`,
+		"-seed -1":                      `invalid value "-1" for flag -seed: parse error`,
+		"-steps 0":                      "-steps: must be at least 1, got 0",
+		"-batch 0":                      "-batch: must be at least 1, got 0",
+		"-context -8":                   "-context: must be at least 1, got -8",
+		"-layers 0":                     "-layers: must be 1 to 1048576, got 0",
+		"-dim 9":                        "-dim: must be a multiple of -heads 2, got 9",
+		"-dim 6":                        "-dim: must be an even number for each of the 2 -heads, got 3",
+		"-heads 0":                      "-heads: must be 1 to 1048576, got 0",
+		"-kv-heads 3":                   "-kv-heads: must divide -heads 2, got 3",
+		"-ffn -1":                       "-ffn: must be 1 to 1048576, got -1",
+		"-lr 0":                         "-lr: must be above 0, got 0",
+		"-lr NaN":                       "-lr: must be above 0, got NaN",
+		"-warmup -1":                    "-warmup: must be 0 or more, got -1",
+		"-eval-every -1":                "-eval-every: must be 0 or more, got -1",
+		"-save-every -1":                "-save-every: must be 0 or more, got -1",
+		"-keep 0":                       "-keep: must be at least 1, got 0",
+		"-document-separator x":         "-document-separator: needs -pack",
+		"-pack -document-separator \\q": `invalid value "\\q" for flag -document-separator: must be a text in which \ begins an escape such as \n, \t or \\`,
+		"-pack -document-separator ab":  "-text: " + text + `: is one document, at least 2 are required to be packed: each is a file, or ends with the separator ("ab")`,
+		"-pack -text " + short:          "-text: " + short + ": is too short",
+		"-pack -text " + file:           "-text: " + file + ": has no tokens: at least one is required",
+		"-pack -text " + dir + "/none":  "-text: stat " + dir + "/none: ",
+		"-pack -text " + ids:            `-document-separator: must be an id, 0 to 2147483647, in files of token ids, got "\n\n"`,
+		"-resume -pack -out " + out:     "-pack: must be false as in the run so far, got true (leave it out with -resume)",
+		"-workers -1":                   "-workers: must be 0 or more, got -1",
+		"-accumulate 0":                 "-accumulate: must be at least 1, got 0",
+		"-dropout 1":                    "-dropout: must be in [0,1), got 1",
+		"-early-stop -1":                "-early-stop: must be 0 or more, got -1",
+		"-config " + dir + "/none":      "-config: open " + dir + "/none: ",
+		"-out=":                         "-out: a folder for the run is required",
+		"-text=":                        "-text: a text, a file of token ids, or a folder of them is required",
+		"-text " + dir + "/none":        "-text: lstat " + dir + "/none: ",
+		"-text " + file:                 "-text: " + file + ": has no tokens: at least one is required",
+		"-text " + dir + "/empty":       "-text: " + dir + "/empty: the folder has no files: at least one is required",
+		"-text " + short:                "-text: " + short + ": is too short: a context of 16 needs at least 17 training tokens, there are 2 (of 3, 0.1 held out)",
+		"-text " + odd:                  "-text: " + odd + ": has 3 bytes, not a multiple of the 2 that a uint16 token takes",
+		"-context 5000":                 "-text: " + text + ": is too short: a context of 5000 needs at least 5001 training tokens, there are 1800",
+		"-out " + file:                  "-out: must be a folder, " + file + " is a file",
+		"-out " + file + "/below":       "-out: ",
+		"-out " + out:                   "-out: " + out + " holds a run, with checkpoint step-00000003: add -resume to go on, or choose another folder",
+		"-resume -dim 16 -out " + out:   "-dim: must be 8 as in the run so far, got 16 (leave it out with -resume)",
+		"-resume -lr 1 -out " + out:     "-lr: must be 0.001 as in the run so far, got 1 (leave it out with -resume)",
 		"-resume -text " + short + " -context 1 -out " + out: "-context: must be 16 as in the run so far, got 1 (leave it out with -resume)",
 	} {
 		args := append(tiny(text, "-out", fresh), strings.Fields(args)...)

@@ -14,6 +14,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"unicode/utf8"
 
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/models"
@@ -24,6 +26,8 @@ import (
 // keeps in its folder.
 type settings struct {
 	Text       string        `json:"text"`
+	Pack       bool          `json:"pack"`
+	Separator  string        `json:"document_separator,omitempty"` // as it stands in the text
 	Out        string        `json:"out,omitempty"`
 	From       string        `json:"from,omitempty"` // model folder to start from, with its tokenizer
 	Model      shape         `json:"model"`
@@ -68,6 +72,8 @@ type command struct {
 func define(f *flag.FlagSet, s *settings, c *command) {
 	f.StringVar(&s.Text, "text", s.Text, "`PATH` of a text, of token ids (.u16 and .bin: uint16, .u32: uint32), or of a folder of them (required)")
 	f.StringVar(&s.Out, "out", s.Out, "folder `DIR` of the run: checkpoints, metrics.jsonl, loss.csv, loss.png (required)")
+	f.BoolVar(&s.Pack, "pack", s.Pack, "fill rows with documents that do not see each other, positions from 0 in each")
+	f.Var((*escaped)(&s.Separator), "document-separator", "with -pack, the `TEXT` that ends a document, \\n being a newline, or the id in token ids;\nit stays in the text, and a special token of the tokenizer becomes that token\n(default: a file is a document in a folder, a blank line \\n\\n ends one in a single text)")
 	f.StringVar(&c.config, "config", "", "JSON `FILE` with settings; flags go over it (run.json in -out is an example)")
 	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -out, with the settings of that run; starts anew where there is none")
 	f.BoolVar(&c.json, "json", false, "print a JSON line for each step, and a summary as the last line")
@@ -99,7 +105,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 // of the model.
 var fixed = []string{
 	"layers", "dim", "heads", "kv-heads", "ffn",
-	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup", "fp8",
+	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup", "fp8", "pack", "document-separator",
 }
 
 const sizes = 5
@@ -109,6 +115,7 @@ const usage = `train trains a language model on a text.
 
   go run ./examples/train -text book.txt -out runs/book
   go run ./examples/train -text book.txt -out runs/book -resume
+  go run ./examples/train -text folder -out runs/folder -pack
 
 The model is in DIR/last and DIR/best, folders that examples/generate and
 Hugging Face transformers open. Ctrl-C saves and says how to resume; a second
@@ -179,6 +186,32 @@ func parse(args []string, errOut io.Writer) (settings, command, error) {
 	return s, c, err
 }
 
+// escaped is a text that is spelled with Go's escapes on the command line.
+type escaped string
+
+func (e *escaped) String() string {
+	q := strconv.Quote(string(*e))
+	return q[1 : len(q)-1]
+}
+
+func (e *escaped) Set(text string) error {
+	var b []byte
+	for text != "" {
+		r, multibyte, tail, err := strconv.UnquoteChar(text, 0)
+		switch {
+		case err != nil:
+			return errors.New(`must be a text in which \ begins an escape such as \n, \t or \\`)
+		case multibyte:
+			b = utf8.AppendRune(b, r)
+		default:
+			b = append(b, byte(r))
+		}
+		text = tail
+	}
+	*e = escaped(b)
+	return nil
+}
+
 func flags(errOut io.Writer, s *settings, c *command) *flag.FlagSet {
 	f := flag.NewFlagSet("train", flag.ContinueOnError)
 	f.SetOutput(errOut)
@@ -209,6 +242,8 @@ func (s *settings) complete() error {
 		}
 	}
 	switch {
+	case s.Separator != "" && !s.Pack:
+		return errors.New("-document-separator: needs -pack")
 	case s.Text == "":
 		return errors.New("-text: a text, a file of token ids, or a folder of them is required")
 	case m.Dim%m.Heads != 0:
@@ -236,6 +271,7 @@ var recipes = map[string]autocast.Recipe{"dynamic": autocast.Dynamic{}, "delayed
 var flagOf = map[string]string{
 	"steps": "steps", "batch": "batch", "context": "context", "accumulate": "accumulate", "dropout": "dropout",
 	"lr": "lr", "warmup": "warmup", "eval_every": "eval-every", "early_stop": "early-stop", "save_every": "save-every", "keep": "keep",
+	"separator": "document-separator",
 }
 
 // flagged turns the name of an option into that of its flag.
