@@ -239,6 +239,10 @@ func (b *Builder) Param(name string, shape ...int) *Node {
 	return b.stored(name, T(b.float, shape...), false)
 }
 
+// Stored finds a parameter of the model by its name in this scope; nil when it
+// has none of that name yet.
+func (b *Builder) Stored(name string) *Param { return b.params.Get(join(b.scope, name)) }
+
 // State declares memory that ops write to and that outlives a run. It starts
 // as zeros.
 func (b *Builder) State(name string, dt dtype.DType, shape ...int) *Node {

@@ -79,6 +79,17 @@ func (p *Param) Store(dt dtype.DType, value []byte) error {
 	return nil
 }
 
+// Adopt makes mem the value without a copy. It must outlive p and may be
+// read-only, such as a part of a mapped file: then p must not be written to.
+func (p *Param) Adopt(mem []byte) error {
+	if len(mem) != p.Type.Bytes() {
+		return fmt.Errorf("parameter %s: %s has %d bytes, got %d", p.Name, p.Type, p.Type.Bytes(), len(mem))
+	}
+	p.mem = mem
+	p.version++
+	return nil
+}
+
 // Attach returns what a body keeps with p under a key, such as a packed or
 // quantised copy; make makes it at the first call. It lives as long as p, is
 // shared by all graphs of the model, and is not saved: what depends on the value

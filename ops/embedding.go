@@ -14,7 +14,7 @@ func init() {
 		Doc:    "rows of a table by index",
 		Native: floats(embedding[float32], embedding[float64]),
 		Grad: func(g *graph.GradCall) []*graph.Node {
-			if isHalf(g.In[1].Type()) {
+			if g.Op.(EmbeddingOp).Coding != 0 || isHalf(g.In[1].Type()) {
 				return []*graph.Node{nil, nil}
 			}
 			return []*graph.Node{nil, graph.Apply(embeddingGrad{g.In[1].Dim(0)}, g.Out(0), g.In[0])}
@@ -26,19 +26,20 @@ func init() {
 // EmbeddingOp reads rows of a table: y[..., d] = table[ids[...], d]. ids is an
 // int32 of any shape, table [V,D], y [...,D]. An id outside 0..V-1 is an error
 // of the run. The gradient of the table sums the rows that one id was read for.
-// A table stored as bfloat16 or float16 gives float32 rows and has no gradient.
-type EmbeddingOp struct{}
+// A table stored as bfloat16 or float16, or in the blocks of Coding, gives
+// float32 rows and has no gradient.
+type EmbeddingOp struct{ Coding Coding }
 
 // Embedding adds an EmbeddingOp.
 func Embedding(ids, table *graph.Node) *graph.Node {
-	return graph.Apply(EmbeddingOp{}, ids, table)
+	return graph.Apply(EmbeddingOp{codingOf(table)}, ids, table)
 }
 
 // Name is "embedding".
 func (EmbeddingOp) Name() string { return "embedding" }
 
 // Infer requires int32 ids and a two-dimensional table.
-func (EmbeddingOp) Infer(in []graph.Type) ([]graph.Type, error) {
+func (o EmbeddingOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := arity(in, 2, "ids", "table"); err != nil {
 		return nil, err
 	}
@@ -46,8 +47,9 @@ func (EmbeddingOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if ids.DType != dtype.Int32 || table.Rank() != 2 {
 		return nil, fmt.Errorf("ids must be int32 and table [V,D], got ids %s, table %s", ids, table)
 	}
-	if isHalf(table) {
-		table.DType = dtype.Float32
+	table, err := asWide(table, o.Coding)
+	if err != nil {
+		return nil, err
 	}
 	if err := activation("table", table); err != nil {
 		return nil, err
@@ -57,8 +59,8 @@ func (EmbeddingOp) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func embedding[T native.Float](c *graph.Call) error {
 	table := c.In[1]
-	if bits, kind, ok := halfOf(table); ok {
-		return native.EmbeddingHalf(graph.Data[float32](c.Out[0]), bits, kind, graph.Data[int32](c.In[0]), c.In[0].Size(), table.Shape[0], table.Shape[1])
+	if mem, coding, ok := coded(table, c.Op.(EmbeddingOp).Coding); ok {
+		return native.EmbeddingCoded(graph.Data[float32](c.Out[0]), mem, coding, graph.Data[int32](c.In[0]), c.In[0].Size(), table.Shape[0], last(c.Out[0].Type))
 	}
 	return native.Embedding(graph.Data[T](c.Out[0]), graph.Data[T](table), graph.Data[int32](c.In[0]), c.In[0].Size(), table.Shape[0], table.Shape[1])
 }

@@ -10,21 +10,16 @@ import (
 )
 
 func init() {
-	flops := func(m func(in []graph.Type) (graph.Type, graph.Type)) func(graph.Op, []graph.Type, []graph.Type) int64 {
-		return func(_ graph.Op, in, _ []graph.Type) int64 {
-			x, w := m(in)
-			return 2 * int64(x.Size()) * int64(w.Size()) / int64(last(x))
-		}
-	}
 	graph.Register(graph.Def{
 		Name:   "linear",
 		Doc:    "y = x w^T + b",
 		Native: floats(linear[float32], linear[float64]),
-		FLOPs:  flops(func(in []graph.Type) (graph.Type, graph.Type) { return in[0], in[1] }),
+		FLOPs:  func(_ graph.Op, in, out []graph.Type) int64 { return 2 * int64(out[0].Size()) * int64(last(in[0])) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
 			dy := g.Out(0)
-			grads := []*graph.Node{graph.ApplyAs("linear_grad_x", linearGradX{}, dy, g.In[1]), nil}
-			if !isHalf(g.In[1].Type()) {
+			c := g.Op.(LinearOp).Coding
+			grads := []*graph.Node{graph.ApplyAs("linear_grad_x", linearGradX{c}, dy, g.In[1]), nil}
+			if c == 0 && !isHalf(g.In[1].Type()) {
 				grads[1] = graph.ApplyAs("linear_grad_w", linearGradW{}, dy, g.In[0])
 			}
 			if len(g.In) == 3 {
@@ -36,9 +31,7 @@ func init() {
 	graph.Register(graph.Def{
 		Name:   "linear_grad_x",
 		Native: floats(linearGradXBody[float32], linearGradXBody[float64]),
-		FLOPs: flops(func(in []graph.Type) (graph.Type, graph.Type) {
-			return in[0], in[1]
-		}),
+		FLOPs:  func(_ graph.Op, in, out []graph.Type) int64 { return 2 * int64(in[0].Size()) * int64(last(out[0])) },
 	})
 	graph.Register(graph.Def{
 		Name:   "linear_grad_w",
@@ -59,10 +52,10 @@ func init() {
 //	y[..., n] = sum_k x[..., k] w[n, k] + b[n]
 //
 // x is [...,K], w [N,K] as checkpoints store it, b [N], y [...,N]. For float32
-// activations w may be stored as bfloat16 or float16: it is read as it is
-// stored, gives the bits that the widened weight would give, and has no
-// gradient.
-type LinearOp struct{}
+// activations w may be stored as bfloat16 or float16, or in the blocks of
+// Coding: it is read as it is stored, gives the bits that the widened weight
+// would give, and has no gradient.
+type LinearOp struct{ Coding Coding }
 
 // Linear adds a LinearOp: y = x w^T, plus bias when one is given. The node is
 // named after the weight. A weight stored in 8 bits is read as it is: then it
@@ -71,7 +64,7 @@ func Linear(x, w *graph.Node, bias ...*graph.Node) *graph.Node {
 	if w.Type().DType.IsFloat8() {
 		return FP8WeightLinear(x, w, FP8WeightLinearOp{}, bias...)
 	}
-	return graph.ApplyAs(linearLabel(w), LinearOp{}, append([]*graph.Node{x, w}, bias...)...)
+	return graph.ApplyAs(linearLabel(w), LinearOp{codingOf(w)}, append([]*graph.Node{x, w}, bias...)...)
 }
 
 // linearLabel is the weight's name without its ".weight".
@@ -87,7 +80,7 @@ func linearLabel(w *graph.Node) string {
 func (LinearOp) Name() string { return "linear" }
 
 // Infer requires the last dimension of x to be that of w.
-func (LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
+func (o LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := arity(in, 2, "x", "w", "bias"); err != nil {
 		return nil, err
 	}
@@ -95,11 +88,13 @@ func (LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := activation("x", x); err != nil {
 		return nil, err
 	}
-	others, names := in[1:], []string{"w", "bias"}
-	if isHalf(w) && x.DType == dtype.Float32 {
-		others, names = in[2:], names[1:]
+	if x.DType == dtype.Float32 {
+		var err error
+		if w, err = asWide(w, o.Coding); err != nil {
+			return nil, err
+		}
 	}
-	if err := alike(x, names, others...); err != nil {
+	if err := alike(x, []string{"w", "bias"}, append([]graph.Type{w}, in[2:]...)...); err != nil {
 		return nil, err
 	}
 	if w.Rank() != 2 || x.Rank() < 1 || last(x) != w.Shape[1] {
@@ -113,9 +108,9 @@ func (LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
-	if bits, kind, ok := halfOf(w); ok {
-		native.LinearHalf(graph.Data[float32](c.Out[0]), graph.Data[float32](x), bits, data[float32](c.In, 2), kind,
-			rows(x.Type), w.Shape[0], w.Shape[1])
+	if mem, coding, ok := coded(w, c.Op.(LinearOp).Coding); ok {
+		native.LinearCoded(graph.Data[float32](c.Out[0]), graph.Data[float32](x), mem, data[float32](c.In, 2), coding,
+			rows(x.Type), w.Shape[0], last(x.Type))
 		return nil
 	}
 	native.Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2),
@@ -124,17 +119,21 @@ func linear[T native.Float](c *graph.Call) error {
 }
 
 // linearGradX is dx = dy w.
-type linearGradX struct{}
+type linearGradX struct{ Coding Coding }
 
 func (linearGradX) Name() string { return "linear_grad_x" }
-func (linearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
-	return []graph.Type{withLast(in[0], in[1].Shape[1])}, nil
+func (o linearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
+	w, err := asWide(in[1], o.Coding)
+	if err != nil {
+		return nil, err
+	}
+	return []graph.Type{withLast(in[0], w.Shape[1])}, nil
 }
 
 func linearGradXBody[T native.Float](c *graph.Call) error {
 	dy, w := c.In[0], c.In[1]
-	if bits, kind, ok := halfOf(w); ok {
-		native.LinearHalfGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](dy), bits, kind, rows(dy.Type), w.Shape[0], w.Shape[1])
+	if mem, coding, ok := coded(w, c.Op.(linearGradX).Coding); ok {
+		native.LinearCodedGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](dy), mem, coding, rows(dy.Type), w.Shape[0], last(c.Out[0].Type))
 		return nil
 	}
 	native.LinearGradInput(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])

@@ -1,0 +1,188 @@
+package native
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// wideF16 is IEEE binary16 by its definition.
+func wideF16(u uint16) float64 {
+	sign, exp, frac := 1.0, int(u>>10)&0x1f, float64(u&0x3ff)
+	if u>>15 == 1 {
+		sign = -1
+	}
+	switch {
+	case exp == 0:
+		return sign * math.Ldexp(frac, -24)
+	case exp == 31 && frac == 0:
+		return sign * math.Inf(1)
+	case exp == 31:
+		return math.NaN()
+	}
+	return sign * math.Ldexp(1024+frac, exp-25)
+}
+
+// bytesOf16 is the little-endian memory of 16-bit numbers.
+func bytesOf16(x []uint16) []byte {
+	var b []byte
+	for _, u := range x {
+		b = binary.LittleEndian.AppendUint16(b, u)
+	}
+	return b
+}
+
+func TestEvery16BitNumberWidensExactly(t *testing.T) {
+	x := make([]uint16, 1<<16)
+	for i := range x {
+		x[i] = uint16(i)
+	}
+	y := make([]float32, len(x))
+	CodedF16.widen(y, bytesOf16(x))
+	for i, v := range y {
+		want := wideF16(x[i])
+		if math.IsNaN(want) {
+			require.True(t, v != v)
+			continue
+		}
+		require.Equal(t, want, float64(v), "%#x", i)
+		require.Equal(t, math.Signbit(want), math.Signbit(float64(v)), "%#x", i)
+		require.Equal(t, math.Float32bits(fromF16(x[i])), math.Float32bits(v), "%#x", i)
+	}
+	CodedBF16.widen(y, bytesOf16(x))
+	for i, v := range y {
+		require.Equal(t, uint32(i)<<16, math.Float32bits(v))
+	}
+}
+
+// TestBlocksAreTheirDefinition decodes random blocks against float64.
+func TestBlocksAreTheirDefinition(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, c := range []Coding{CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+		const blocks = 50
+		w := randomCoded(r, c, blocks*codedBlock)
+		y := make([]float32, blocks*codedBlock)
+		c.widen(y, w)
+		size := c.Bytes(codedBlock)
+		for b := range blocks {
+			x := w[b*size:]
+			d := wideF16(binary.LittleEndian.Uint16(x))
+			for i := range codedBlock {
+				var want float64
+				switch c {
+				case CodedQ8_0:
+					want = d * float64(int8(x[2+i]))
+				case CodedQ4_0:
+					want = d * float64(int(x[2+i%16]>>(i/16*4)&15)-8)
+				case CodedQ4_1:
+					want = d*float64(x[4+i%16]>>(i/16*4)&15) + wideF16(binary.LittleEndian.Uint16(x[2:]))
+				}
+				require.Equal(t, float32(want), y[b*codedBlock+i], "%s block %d number %d", c, b, i)
+			}
+		}
+	}
+}
+
+// randomCoded is n numbers of about 1.
+func randomCoded(r *rand.Rand, c Coding, n int) []byte {
+	if !c.Blocks() {
+		x := make([]uint16, n)
+		for i := range x {
+			x[i] = uint16(r.Uint32())
+			if c == CodedF16 {
+				x[i] = x[i]&0x83ff | uint16(12+r.IntN(8))<<10
+			} else {
+				x[i] = x[i]&0x807f | uint16(122+r.IntN(8))<<7
+			}
+		}
+		return bytesOf16(x)
+	}
+	w := make([]byte, c.Bytes(n))
+	for i := range w {
+		w[i] = byte(r.Uint32())
+	}
+	for at := 0; at < len(w); at += c.Bytes(codedBlock) {
+		binary.LittleEndian.PutUint16(w[at:], uint16(r.IntN(0x400))|uint16(8+r.IntN(3))<<10)
+		if c == CodedQ4_1 {
+			binary.LittleEndian.PutUint16(w[at+2:], uint16(r.IntN(0x400))|0x8000|uint16(12+r.IntN(3))<<10)
+		}
+	}
+	return w
+}
+
+// TestCodedWeightsGiveTheBitsOfWideOnes: storage changes no result.
+func TestCodedWeightsGiveTheBitsOfWideOnes(t *testing.T) {
+	defer SetWorkers(0)
+	r := rand.New(rand.NewPCG(1, 2))
+	normal := func(n int) []float32 {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(r.NormFloat64())
+		}
+		return x
+	}
+	fresh := func(n int) []float32 {
+		x := make([]float32, n+1)
+		for i := range x {
+			x[i] = float32(math.NaN())
+		}
+		x[n] = 7 // the guard
+		return x
+	}
+	for _, c := range []Coding{CodedBF16, CodedF16, CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+		for _, s := range [][3]int{{0, 5, 3}, {1, 1, 1}, {1, 300, 700}, {3, 65, 257}, {13, 130, 64}, {70, 33, 515}} {
+			m, n, k := s[0], s[1], s[2]
+			if c.Blocks() {
+				k = ceilDiv(k, codedBlock) * codedBlock
+			}
+			x, b, dy := normal(m*k), normal(n), normal(m*n)
+			w := randomCoded(r, c, n*k)
+			wide := make([]float32, n*k)
+			c.widen(wide, w)
+			for _, workers := range []int{1, 2, 7} {
+				SetWorkers(workers)
+				for _, bias := range [][]float32{nil, b} {
+					want, got := fresh(m*n), fresh(m*n)
+					Linear(want, x, wide, bias, m, n, k)
+					LinearCoded(got, x, w, bias, c, m, n, k)
+					require.Equal(t, want, got, "%s %v", c, s)
+				}
+				want, got := fresh(m*k), fresh(m*k)
+				LinearGradInput(want, dy, wide, m, n, k)
+				LinearCodedGradInput(got, dy, w, c, m, n, k)
+				require.Equal(t, want, got, "%s %v", c, s)
+			}
+			ids := []int32{int32(n - 1), 0, int32(n / 2)}
+			want, got := fresh(3*k), fresh(3*k)
+			require.NoError(t, Embedding(want, wide, ids, 3, n, k))
+			require.NoError(t, EmbeddingCoded(got, w, c, ids, 3, n, k))
+			require.Equal(t, want, got)
+			require.Error(t, EmbeddingCoded(got, w, c, []int32{int32(n)}, 1, n, k))
+		}
+	}
+}
+
+// BenchmarkLinearOneRow compares one row of activations on a weight of 32 M
+// numbers in every storage.
+func BenchmarkLinearOneRow(b *testing.B) {
+	const n, k = 8192, 4096
+	x, y, w := make([]float32, k), make([]float32, n), make([]float32, n*k)
+	b.Run("float32", func(b *testing.B) {
+		b.SetBytes(4 * n * k)
+		for b.Loop() {
+			Linear(y, x, w, nil, 1, n, k)
+		}
+	})
+	for _, c := range []Coding{CodedBF16, CodedF16, CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+		coded := make([]byte, n*c.Bytes(k))
+		b.Run(c.String(), func(b *testing.B) {
+			b.SetBytes(int64(len(coded)))
+			for b.Loop() {
+				LinearCoded(y, x, coded, nil, c, 1, n, k)
+			}
+		})
+	}
+}
