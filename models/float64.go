@@ -16,7 +16,7 @@ func (m *Transformer) Float64() (*Transformer, error) {
 		if p.State || m.isSteps(p) {
 			continue
 		}
-		q, err := w.params.Add(p.Name, graph.T(dtype.Float64, p.Type.Shape...), p.State)
+		q, err := w.params.Add(p.Name, graph.T(dtype.Float64, shapeOf(p)...), p.State)
 		if err != nil {
 			return nil, err
 		}

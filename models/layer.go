@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
 )
 
@@ -74,9 +75,17 @@ func (l *layer) gated(s *graph.Builder, x *graph.Node, width int) *graph.Node {
 
 // linear is the projection of that name, from the last dimension to out.
 func linear(b *graph.Builder, name string, x *graph.Node, out int, bias bool) *graph.Node {
-	w := b.Param(name+".weight", out, x.Dim(-1))
+	w := weight(b, name+".weight", out, x.Dim(-1))
 	if bias {
 		return ops.Linear(x, w, b.Param(name+".bias", out))
 	}
 	return ops.Linear(x, w)
+}
+
+// weight is a matrix as the model stores it: plain, or as rows of blocks.
+func weight(b *graph.Builder, name string, out, in int) *graph.Node {
+	if p := b.Stored(name); p != nil && p.Type.DType == dtype.UInt8 {
+		return b.Param(name, p.Type.Shape...)
+	}
+	return b.Param(name, out, in)
 }

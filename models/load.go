@@ -4,6 +4,7 @@ package models
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -84,7 +85,6 @@ func loadFolder(dir string, kept storage) (*Transformer, LoadReport, error) {
 	if err != nil {
 		return nil, LoadReport{}, fmt.Errorf("models: %w", err)
 	}
-	defer ck.Close() // everything is copied
 	m, report, err := load(c, &source{ck: ck, kept: kept})
 	if err != nil {
 		return nil, report, fmt.Errorf("models: %s: %w", dir, err)
@@ -116,19 +116,28 @@ func (s *source) lookup(name string) (*checkpoint.Tensor, bool) {
 	return t, ok
 }
 
-func load(c Config, s *source) (*Transformer, LoadReport, error) {
+// load makes a model of a checkpoint, which it closes unless weights lie in its
+// files.
+func load(c Config, s *source) (m *Transformer, report LoadReport, err error) {
+	defer func() {
+		if m == nil || m.files == nil {
+			err = errors.Join(err, s.ck.Close())
+		}
+	}()
 	// A layer has nine tensors at least: the size of the file bounds the work
 	// that a config can ask for.
 	if n := len(s.ck.Tensors()); c.Layers > n {
-		return nil, LoadReport{}, fmt.Errorf("num_hidden_layers is %d, the checkpoint has %d tensors in all", c.Layers, n)
+		return nil, report, fmt.Errorf("num_hidden_layers is %d, the checkpoint has %d tensors in all", c.Layers, n)
 	}
-	m, err := New(c)
+	made, err := New(c)
 	if err != nil {
-		return nil, LoadReport{}, err
+		return nil, report, err
 	}
 	s.other = architectures[c.Type].other
-	report, err := m.assign(s)
-	return m, report, err
+	if report, err = made.assign(s); err != nil {
+		return nil, report, err
+	}
+	return made, report, nil
 }
 
 // assign gives the model its parameters, read from a checkpoint.
@@ -214,7 +223,13 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	for _, want := range params {
 		parts := from[want.Name]
 		if q := codes[parts[0].Name()]; q != nil && len(parts) == 1 && s.kept.codes(want.Name) {
-			if err := m.addCodes(want.Name, q); err != nil {
+			if err := m.addCodes(want.Name, q, s); err != nil {
+				return report, err
+			}
+			continue
+		}
+		if c := s.kept.blocks(parts[0], want.Type.Shape); c != 0 {
+			if err := m.addBlocks(want.Name, parts[0], c, s); err != nil {
 				return report, err
 			}
 			continue
@@ -270,14 +285,11 @@ func equalBytes(a, b *checkpoint.Tensor) (bool, error) {
 
 // read gives a parameter its value, in the order and scale of Hugging Face.
 func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) error {
-	turned := 0
-	if s.gguf != nil && s.gguf.turned {
-		turned = m.turnedHeads(p.Name)
+	turned := m.turned(p.Name, s)
+	if p.Type.DType == t.DType() && !s.kept.wide && len(t.Shape()) == 2 {
+		return m.place(p, t, turned, s)
 	}
 	w := p.Tensor()
-	if w.DType == t.DType() && w.DType != dtype.Float32 {
-		return inOrder(t.Raw, w.Bytes(), turned, m.Config.HeadDim, t.RowLen()*w.DType.Size())
-	}
 	if w.DType == dtype.Float32 {
 		wide := graph.Data[float32](w)
 		if err := inOrder(t.Float32, wide, turned, m.Config.HeadDim, t.RowLen()); err != nil {
@@ -330,6 +342,44 @@ func (c *Config) skips(name string) bool {
 	digits, _, _ := strings.Cut(rest, ".")
 	n, err := strconv.Atoi(digits)
 	return err == nil && n >= c.Layers && n < c.Layers+c.Skipped
+}
+
+// place gives a matrix that is stored as it is kept its value: the file's memory
+// where that is possible, else a copy.
+func (m *Transformer) place(p *graph.Param, t *checkpoint.Tensor, turned int, s *source) error {
+	if mem, ok := view(t); ok && turned == 0 {
+		m.files = s.ck
+		p.Frozen = true // it must not be written to
+		return p.Adopt(mem)
+	}
+	return inOrder(t.Raw, p.Tensor().Bytes(), turned, m.Config.HeadDim, int(t.Bytes())/max(t.Rows(), 1))
+}
+
+// view is the memory of a tensor in its mapped file, if its numbers lie where
+// the machine can read them.
+func view(t *checkpoint.Tensor) (mem []byte, ok bool) {
+	switch t.DType() {
+	case dtype.Float32:
+		_, ok = checkpoint.View[float32](t)
+	case dtype.BFloat16:
+		_, ok = checkpoint.View[dtype.BF16](t)
+	case dtype.Float16:
+		_, ok = checkpoint.View[dtype.F16](t)
+	default:
+		ok = true
+	}
+	if !ok {
+		return nil, false
+	}
+	return checkpoint.View[uint8](t)
+}
+
+// turned is the number of heads whose rows the file has in another order.
+func (m *Transformer) turned(name string, s *source) int {
+	if s.gguf == nil || !s.gguf.turned {
+		return 0
+	}
+	return m.turnedHeads(name)
 }
 
 // inOrder reads a tensor into w and undoes the order that GGUF gives the rows of

@@ -153,3 +153,18 @@ func TestEveryTensorIsAccountedFor(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 }
+
+// TestK08_LoadedValuesSurviveInit: what a checkpoint gave is not drawn anew.
+func TestK08_LoadedValuesSurviveInit(t *testing.T) {
+	for _, dir := range goldenFolders(t) {
+		want, _, err := models.Load(dir)
+		require.NoError(t, err)
+		m, _, err := models.Load(dir)
+		require.NoError(t, err)
+		require.NoError(t, m.Declare())
+		require.NoError(t, m.Init(1))
+		for i, p := range want.Params().All() {
+			require.Equal(t, p.Tensor().Bytes(), m.Params().All()[i].Tensor().Bytes(), p.Name)
+		}
+	}
+}

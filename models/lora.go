@@ -157,7 +157,7 @@ func (ad *Adapted) add(module string, rank int, scale float64) (adapter, error) 
 		return adapter{}, fmt.Errorf("models: LoRA: %s has no weight: load or initialise the model first", module)
 	}
 	an, bn := adapterNames(module)
-	a, err := ad.params.Add(an, graph.T(dtype.Float32, rank, w.Type.Shape[1]), false)
+	a, err := ad.params.Add(an, graph.T(dtype.Float32, rank, shapeOf(w)[1]), false)
 	if err != nil {
 		return adapter{}, fmt.Errorf("models: LoRA: %w", err)
 	}
@@ -261,7 +261,7 @@ func (ad *Adapted) Packed(b *graph.Builder, s Packed) *graph.Node {
 }
 
 // Merge returns a model of its own with the adapters added to the weights,
-// rounded where those are stored in 16 bits and in float32 where they are in 8.
+// rounded where those are stored in 16 bits and in float32 where they are in fewer.
 // ad stays as it is.
 func (ad *Adapted) Merge() (*Transformer, error) {
 	m, err := New(ad.Config)
@@ -275,9 +275,9 @@ func (ad *Adapted) Merge() (*Transformer, error) {
 		if ad.isSteps(p) {
 			continue
 		}
-		typ := p.Type
-		if typ.DType.IsFloat8() {
-			typ.DType = dtype.Float32 // codes with their steps do not take a sum
+		typ := graph.T(p.Type.DType, shapeOf(p)...)
+		if typ.DType.IsFloat8() || typ.DType == dtype.UInt8 {
+			typ.DType = dtype.Float32 // codes do not take a sum
 		}
 		q, err := m.params.Add(p.Name, typ, false)
 		if err != nil {

@@ -206,10 +206,10 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 		if w == nil {
 			return nil, fmt.Errorf("%s has no weight: load the model first", module)
 		}
-		rank := a.Rows()
-		if want := [][]int{{rank, w.Type.Shape[1]}, {w.Type.Shape[0], rank}}; rank < 1 || !slices.Equal(a.Shape(), want[0]) || !slices.Equal(b.Shape(), want[1]) {
+		rank, shape := a.Rows(), shapeOf(w)
+		if want := [][]int{{rank, shape[1]}, {shape[0], rank}}; rank < 1 || !slices.Equal(a.Shape(), want[0]) || !slices.Equal(b.Shape(), want[1]) {
 			return nil, fmt.Errorf("%s: lora_A is %s and lora_B %s, must be [r,%d] and [%d,r] for a weight of %s",
-				module, graph.Dims(a.Shape()), graph.Dims(b.Shape()), w.Type.Shape[1], w.Type.Shape[0], w.Type.Dims())
+				module, graph.Dims(a.Shape()), graph.Dims(b.Shape()), shape[1], shape[0], graph.Dims(shape))
 		}
 		x, err := ad.add(module, rank, c.scale(rank))
 		if err != nil {

@@ -3,6 +3,7 @@
 package models
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,8 +27,12 @@ type Opened struct {
 // files hold no tokenizer is opened without, unless its vocabulary is that of
 // bytes.
 //
-// Matrices that the file has in 16 bits are kept and read in 16 bits, block
-// codings are decoded to float32, unless an option says otherwise.
+// Matrices are kept as the file has them: in 16 bits, in 8-bit floats, and in the
+// block codings that ops read (Q8_0, Q4_0, Q4_1); other codings are decoded to
+// float32. Where the system maps files a weight is the memory of the file: opening
+// reads headers and vectors only, the weight is frozen and must not be written
+// to, and the file must stay as it is until Close. Options change that: a model
+// that is to be trained is opened with Widen.
 func Open(path string, opts ...Option) (*Opened, error) {
 	kept, err := storageOf(opts)
 	if err != nil {
@@ -78,15 +83,14 @@ func (o *Opened) openGGUF(kept storage) error {
 	if err != nil {
 		return fmt.Errorf("models: %w", err)
 	}
-	defer ck.Close() // everything is copied
+	fail := func(err error) error { return fmt.Errorf("models: %s: %w", o.Path, err) }
 	if ck.Format() != "gguf" {
-		return fmt.Errorf("models: %s is neither a folder with a config.json nor a GGUF file", o.Path)
+		return errors.Join(fail(errors.New("neither a folder with a config.json nor a GGUF file")), ck.Close())
 	}
 	o.Metadata = ck.Metadata()
-	fail := func(err error) error { return fmt.Errorf("models: %s: %w", o.Path, err) }
 	c, err := ggufConfig(ck)
 	if err != nil {
-		return fail(err)
+		return errors.Join(fail(err), ck.Close())
 	}
 	form := architectures[c.Type].gguf
 	if o.Transformer, o.Report, err = load(c, &source{ck: ck, gguf: form, kept: kept}); err != nil {

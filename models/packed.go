@@ -50,7 +50,7 @@ const (
 // moved on in their slots.
 func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 	c := m.Config
-	layers, err := m.reaches(c.Context)
+	layers, err := m.reaches(min(c.Context, s.Pages*s.PageSize)) // no request has more tokens
 	if err != nil {
 		return b.Fail(err)
 	}

@@ -1,4 +1,5 @@
-// Checkpoints whose linear layers are stored in 8-bit floats with steps.
+// Weights that are stored in fewer bits than 16: 8-bit floats with steps, and the
+// block codings of GGUF.
 
 package models
 
@@ -11,6 +12,7 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/ops"
 )
 
 // quantMethods are the values of quant_method whose weights are 8-bit floats
@@ -45,13 +47,13 @@ func isActivationStep(name string) bool {
 
 // addCodes gives the model a weight as its codes and, beside it under the name
 // in the file, its steps; ops.Linear reads both.
-func (m *Transformer) addCodes(name string, q *checkpoint.FP8Weight) error {
+func (m *Transformer) addCodes(name string, q *checkpoint.FP8Weight, src *source) error {
 	n, k := q.Codes.Rows(), q.Codes.RowLen()
 	w, err := m.params.Add(name, graph.T(q.Codes.DType(), n, k), false)
 	if err != nil {
 		return err
 	}
-	if err := q.Codes.Raw(w.Tensor().Bytes()); err != nil {
+	if err := m.place(w, q.Codes, 0, src); err != nil {
 		return err
 	}
 	w.Touch()
@@ -64,6 +66,39 @@ func (m *Transformer) addCodes(name string, q *checkpoint.FP8Weight) error {
 	copy(graph.Data[float32](s.Tensor()), q.Steps)
 	s.Touch()
 	return nil
+}
+
+// codings are the block codings of GGUF that ops read.
+var codings = map[checkpoint.Coding]ops.Coding{checkpoint.Q8_0: ops.Q8_0, checkpoint.Q4_0: ops.Q4_0, checkpoint.Q4_1: ops.Q4_1}
+
+// blocks is the coding in which a matrix stays, 0 for none.
+func (s storage) blocks(t *checkpoint.Tensor, shape []int) ops.Coding {
+	if s.wide || s.matrices != dtype.Invalid || len(shape) != 2 || shape[1]%32 != 0 {
+		return 0
+	}
+	return codings[t.Coding()]
+}
+
+// addBlocks gives the model a matrix in a block coding, as uint8 rows.
+func (m *Transformer) addBlocks(name string, t *checkpoint.Tensor, c ops.Coding, s *source) error {
+	p, err := m.params.Add(name, graph.T(dtype.UInt8, t.Rows(), c.Bytes(t.RowLen())), false)
+	if err != nil {
+		return err
+	}
+	ops.SetCoding(p, c)
+	if err := m.place(p, t, m.turned(name, s), s); err != nil {
+		return err
+	}
+	p.Touch()
+	return nil
+}
+
+// shapeOf is the shape of a weight, whatever it is stored as.
+func shapeOf(p *graph.Param) []int {
+	if c := ops.CodingOf(p); c != 0 {
+		return []int{p.Type.Shape[0], p.Type.Shape[1] / c.Bytes(32) * 32}
+	}
+	return p.Type.Shape
 }
 
 func blocks(n, size int) int { return (n + size - 1) / size }
@@ -92,6 +127,12 @@ func (m *Transformer) isSteps(p *graph.Param) bool {
 // wide is the value of a parameter in float32, whatever it is stored as.
 func (m *Transformer) wide(p *graph.Param) []float32 {
 	t := p.Tensor()
+	if c := ops.CodingOf(p); c != 0 {
+		shape := shapeOf(p)
+		x := make([]float32, shape[0]*shape[1])
+		c.Widen(x, t.Bytes())
+		return x
+	}
 	if !t.DType.IsFloat8() {
 		return widened(t)
 	}

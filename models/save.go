@@ -46,7 +46,7 @@ func (m *Transformer) WriteFiles(dir string) error { return m.writeFiles(dir, sa
 
 func (m *Transformer) writeFiles(dir string, s saving) error {
 	stored := dtype.Float32
-	if table := m.params.Get(tableName); table != nil {
+	if table := m.params.Get(tableName); table != nil && table.Type.DType != dtype.UInt8 {
 		stored = table.Type.DType
 	}
 	c := m.Config
@@ -74,6 +74,9 @@ func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 			if as == dtype.Invalid {
 				stored = p.Type.DType
 			}
+			if stored == dtype.UInt8 {
+				stored = dtype.Float32 // blocks have no form in safetensors
+			}
 			names := m.Config.onDisk(p.Name)
 			if len(names) == 1 && stored == p.Type.DType {
 				if !yield(entry(names[0], p.Tensor())) {
@@ -81,7 +84,7 @@ func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 				}
 				continue
 			}
-			w, shape := m.wide(p), p.Type.Shape
+			w, shape := m.wide(p), shapeOf(p)
 			if len(names) > 1 {
 				shape = shape[1:]
 			}

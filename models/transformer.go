@@ -8,6 +8,7 @@ package models
 import (
 	"fmt"
 	"hash/fnv"
+	"io"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -26,6 +27,7 @@ type Transformer struct {
 	Config Config
 
 	params *graph.Params
+	files  io.Closer // that weights lie in; nil: they are all copies
 	mu     sync.Mutex
 	tables map[tableKey]*ops.RotaryTable
 }
@@ -36,6 +38,15 @@ func New(c Config) (*Transformer, error) {
 		return nil, fmt.Errorf("models: %w", err)
 	}
 	return &Transformer{Config: c, params: graph.NewParams(), tables: map[tableKey]*ops.RotaryTable{}}, nil
+}
+
+// Close gives back the files that weights lie in. The model and everything built
+// from it must not be used any more.
+func (m *Transformer) Close() error {
+	if m.files == nil {
+		return nil
+	}
+	return m.files.Close()
 }
 
 // Params holds the weights, shared by every graph of the model.
@@ -138,7 +149,7 @@ func (dense) Delta(_ int, q, k, v, g, beta *graph.Node) *graph.Node {
 func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout, mix Mixer) *graph.Node {
 	c, arch := m.Config, architectures[m.Config.Type]
 	b = b.Scope("model")
-	x := ops.Embedding(tokens, b.Param("embed_tokens.weight", c.Vocab, c.Hidden))
+	x := ops.Embedding(tokens, weight(b, "embed_tokens.weight", c.Vocab, c.Hidden))
 	if arch.embedScale != nil {
 		x = ops.Affine(x, arch.embedScale(&c), 0)
 	}
@@ -152,9 +163,9 @@ func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout,
 // Head gives the logits [...,Vocab] of hidden states [...,Hidden].
 func (m *Transformer) Head(b *graph.Builder, hidden *graph.Node) *graph.Node {
 	if m.Config.Tied {
-		return ops.Linear(hidden, b.Param("model.embed_tokens.weight", m.Config.Vocab, m.Config.Hidden))
+		return ops.Linear(hidden, weight(b, tableName, m.Config.Vocab, m.Config.Hidden))
 	}
-	return ops.Linear(hidden, b.Param("lm_head.weight", m.Config.Vocab, m.Config.Hidden))
+	return ops.Linear(hidden, weight(b, headName, m.Config.Vocab, m.Config.Hidden))
 }
 
 // Logits builds the model for whole sequences tokens [B,T] at positions 0..T-1:
@@ -209,9 +220,10 @@ func (m *Transformer) Declare() error {
 	return b.Err()
 }
 
-// Init draws the weights: normal with deviation 0.02, the projections that end
-// a residual branch divided by sqrt(2 Layers); norms 1, biases 0; the decays and
-// convolutions of Kimi Delta Attention as deltaInit says. Each
+// Init draws the weights that have no value yet: normal with deviation 0.02, the
+// projections that end a residual branch divided by sqrt(2 Layers); norms 1,
+// biases 0; the decays and convolutions of Kimi Delta Attention as deltaInit
+// says. Each
 // parameter has a stream of its own, so a model is a function of config and
 // seed.
 func (m *Transformer) Init(seed uint64) error {
@@ -220,8 +232,8 @@ func (m *Transformer) Init(seed uint64) error {
 	}
 	unit := architectures[m.Config.Type].unitNorm
 	for _, p := range m.params.All() {
-		if p.State {
-			continue // not the model's: what a pass or a session keeps
+		if p.HasValue() {
+			continue // loaded, or a state
 		}
 		if p.Type.DType != dtype.Float32 {
 			return fmt.Errorf("models: Init: %s is stored as %s, weights to train are float32", p.Name, p.Type.DType)

@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -140,6 +141,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	if err != nil {
 		return flagError(err)
 	}
+	debug.FreeOSMemory() // what reading the files left behind
 	w := &writer{settings: s, session: session, tok: m.Tokenizer, out: out, errOut: errOut}
 	if s.chat {
 		return talk(ctx, w, m, in)
