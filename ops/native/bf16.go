@@ -67,7 +67,7 @@ func BF16LinearGradWeight[T Float](dw, dy, x []T, m, n, k int) {
 func bf16Products[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, s []T, lds int, c []T, ldc int) {
 	if multipliesPairs[T]() {
 		f := func(x []T) []float32 { return any(x).([]float32) }
-		gemmBF16(transA, transB, m, n, k, float32(alpha), f(a), lda, pairSource{wide: f(b), ld: ldb}, float32(beta), f(s), lds, f(c), ldc)
+		gemmBF16(transA, transB, m, n, k, float32(alpha), pairSource{wide: f(a), ld: lda}, pairSource{wide: f(b), ld: ldb}, float32(beta), f(s), lds, f(c), ldc)
 		return
 	}
 	ra, rb := takeScratch[T](m*k), takeScratch[T](k*n)

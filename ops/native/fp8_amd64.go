@@ -80,3 +80,8 @@ func fp8EncodeAVX512(codes *byte, x *float32, step float32, n int, f *fp8Format)
 //
 //go:noescape
 func fp8DecodeAVX512(x *float32, codes *byte, n, format int, step float32)
+
+// fp8DecodeBF16 computes the values of codes in bf16; format as above.
+//
+//go:noescape
+func fp8DecodeBF16(x *uint16, codes *byte, n, format int)

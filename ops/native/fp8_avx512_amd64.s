@@ -162,3 +162,55 @@ decode52Loop:
 	JG decode52Loop
 	VZEROUPPER
 	RET
+
+// func fp8DecodeBF16(x *uint16, codes *byte, n, format int)
+//
+// The values of codes in bf16, which holds them exactly: fp8DecodeAVX512 with
+// step 1, and the upper halves stored.
+TEXT ·fp8DecodeBF16(SB), NOSPLIT, $0-32
+	MOVQ x+0(FP), DI
+	MOVQ codes+8(FP), SI
+	MOVQ n+16(FP), CX
+	MOVQ format+24(FP), BX
+	TESTQ BX, BX
+	JNE half52Loop
+	VPBROADCASTD fp8Half<>(SB), Y10
+	VPBROADCASTD fp8Widen<>(SB), Z11
+	VPBROADCASTD fp8Abs<>(SB), Z12
+	VPBROADCASTD fp8Beyond<>(SB), Z13
+	VPBROADCASTD fp8NaN<>(SB), Z14
+
+half43Loop:
+	MASK
+	VMOVDQU8.Z (SI), K1, X0
+	VPMOVSXBW X0, Y0
+	VPSLLW $7, Y0, Y0
+	VPAND Y10, Y0, Y0
+	VCVTPH2PS Y0, Z0
+	VMULPS Z11, Z0, Z0
+	VPANDD Z12, Z0, Z1
+	VCMPPS $0, Z13, Z1, K2
+	VPORD Z14, Z0, K2, Z0
+	VPSRLD $16, Z0, Z0
+	VPMOVDW Z0, K1, (DI)
+	ADDQ $16, SI
+	ADDQ $32, DI
+	SUBQ $16, CX
+	JG half43Loop
+	VZEROUPPER
+	RET
+
+half52Loop:
+	MASK
+	VMOVDQU8.Z (SI), K1, X0
+	VPMOVZXBW X0, Y0
+	VPSLLW $8, Y0, Y0
+	VCVTPH2PS Y0, Z0
+	VPSRLD $16, Z0, Z0
+	VPMOVDW Z0, K1, (DI)
+	ADDQ $16, SI
+	ADDQ $32, DI
+	SUBQ $16, CX
+	JG half52Loop
+	VZEROUPPER
+	RET

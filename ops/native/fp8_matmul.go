@@ -1,7 +1,10 @@
 package native
 
 // This file is the matrix product of 8-bit floats, emulated exactly: operands
-// are the values of the codes, sums are those of Gemm in the element type.
+// are the values of the codes, sums are those of Gemm in the element type. The
+// values are exact in bf16 and products of them in float32, so where the CPU
+// multiplies bf16 that gives the same bits (no sum of such products is
+// subnormal).
 
 // FP8Matrix is a matrix of codes with its steps, as it is stored.
 type FP8Matrix struct {
@@ -24,26 +27,82 @@ func FP8MatMul[T Float](c []T, a, b FP8Matrix, bias []T, m, n, k int, transA, tr
 	if m <= 0 || n <= 0 {
 		return
 	}
-	av, bv := takeScratch[T](m*k), takeScratch[T](k*n)
-	FP8Decode(av[:m*k], a.Codes[:m*k], a.Format)
-	FP8Decode(bv[:k*n], b.Codes[:k*n], b.Format)
+	av, bv := takeDecoded[T](a.Codes[:m*k], a.Format), takeDecoded[T](b.Codes[:k*n], b.Format)
 	fp8Products(c, av, bv, a.along(transA), b.along(!transB), bias, m, n, k, transA, transB)
-	giveScratch(av)
-	giveScratch(bv)
+	av.give()
+	bv.give()
 }
 
 // FP8TensorMatMul is FP8MatMul where both operands have one step for all.
 func FP8TensorMatMul[T Float](c []T, a []byte, formatA FP8, stepA float32, b []byte, formatB FP8, stepB float32, bias []T, m, n, k int, transA, transB bool) {
-	av, bv := takeScratch[T](m*k), takeScratch[T](k*n)
-	FP8Decode(av[:m*k], a[:m*k], formatA)
-	FP8Decode(bv[:k*n], b[:k*n], formatB)
+	av, bv := takeDecoded[T](a[:m*k], formatA), takeDecoded[T](b[:k*n], formatB)
 	fp8Product(c, av, bv, stepA, stepB, bias, m, n, k, transA, transB)
-	giveScratch(av)
-	giveScratch(bv)
+	av.give()
+	bv.give()
+}
+
+// fp8Decoded holds the values of codes: in T, or in bf16 where that multiplies.
+type fp8Decoded[T Float] struct {
+	wide   []T
+	stored []uint16
+}
+
+// takeDecoded decodes into scratch.
+func takeDecoded[T Float](codes []byte, f FP8) (d fp8Decoded[T]) {
+	if multipliesPairs[T]() {
+		d.stored = scratch16.take(len(codes))
+		fp8Stored.launch(ceilDiv(len(codes), fp8Unit), fp8StoredArgs{d.stored, codes, f})
+		return d
+	}
+	d.wide = takeScratch[T](len(codes))
+	FP8Decode(d.wide, codes, f)
+	return d
+}
+
+func (d fp8Decoded[T]) give() {
+	if d.stored != nil {
+		scratch16.give(d.stored)
+		return
+	}
+	giveScratch(d.wide)
+}
+
+// from is the values from at on.
+func (d fp8Decoded[T]) from(at int) fp8Decoded[T] {
+	if d.stored != nil {
+		return fp8Decoded[T]{stored: d.stored[at:]}
+	}
+	return fp8Decoded[T]{wide: d.wide[at:]}
+}
+
+var (
+	scratch16 scratch[uint16]
+	fp8Stored = newKernel(fp8StoredUnit)
+)
+
+type fp8StoredArgs struct {
+	x     []uint16
+	codes []byte
+	f     FP8
+}
+
+func fp8StoredUnit(a *fp8StoredArgs, i int) {
+	lo, hi := i*fp8Unit, min((i+1)*fp8Unit, len(a.codes))
+	fp8DecodeBF16(&a.x[lo], &a.codes[lo], hi-lo, int(a.f))
+}
+
+// fp8Gemm is gemmAdd on decoded operands.
+func fp8Gemm[T Float](transA, transB bool, m, n, k int, alpha T, a fp8Decoded[T], lda int, b fp8Decoded[T], ldb int, beta T, s []T, lds int, c []T, ldc int) {
+	if a.stored != nil {
+		gemmBF16(transA, transB, m, n, k, float32(alpha), pairSource{stored: a.stored, ld: lda}, pairSource{stored: b.stored, ld: ldb},
+			float32(beta), any(s).([]float32), lds, any(c).([]float32), ldc)
+		return
+	}
+	gemmAdd(transA, transB, m, n, k, alpha, a.wide, lda, b.wide, ldb, beta, s, lds, c, ldc)
 }
 
 // fp8Product multiplies decoded operands of one step each.
-func fp8Product[T Float](c, a, b []T, stepA, stepB float32, bias []T, m, n, k int, transA, transB bool) {
+func fp8Product[T Float](c []T, a, b fp8Decoded[T], stepA, stepB float32, bias []T, m, n, k int, transA, transB bool) {
 	lda, ldb := k, n
 	if transA {
 		lda = m
@@ -53,10 +112,10 @@ func fp8Product[T Float](c, a, b []T, stepA, stepB float32, bias []T, m, n, k in
 	}
 	alpha := fp8Factor[T](stepA, stepB)
 	if bias == nil {
-		Gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, 0, c, n)
+		fp8Gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, 0, c, n, c, n)
 		return
 	}
-	gemmAdd(transA, transB, m, n, k, alpha, a, lda, b, ldb, 1, bias, 0, c, n)
+	fp8Gemm(transA, transB, m, n, k, alpha, a, lda, b, ldb, 1, bias, 0, c, n)
 }
 
 // fp8Factor is the product of two steps in T.
@@ -84,7 +143,7 @@ func (s fp8Steps) at(outer, inner int) float32 {
 	return s.steps[outer/s.outerBlock*s.outerStride+inner/s.innerBlock*s.innerStride]
 }
 
-func fp8Products[T Float](c, a, b []T, sa, sb fp8Steps, bias []T, m, n, k int, transA, transB bool) {
+func fp8Products[T Float](c []T, a, b fp8Decoded[T], sa, sb fp8Steps, bias []T, m, n, k int, transA, transB bool) {
 	if k == 0 || sa.outerBlock >= m && sa.innerBlock >= k && sb.outerBlock >= n && sb.innerBlock >= k {
 		var stepA, stepB float32
 		if k > 0 {
@@ -103,7 +162,7 @@ func fp8Products[T Float](c, a, b []T, sa, sb fp8Steps, bias []T, m, n, k int, t
 	sum := takeScratch[T](m * n)
 	for p := 0; p < k; {
 		next := min(k, p-p%sa.innerBlock+sa.innerBlock, p-p%sb.innerBlock+sb.innerBlock)
-		Gemm(transA, transB, m, n, next-p, 1, a[p*rowA:], lda, b[p*rowB:], ldb, 0, sum, n)
+		fp8Gemm(transA, transB, m, n, next-p, 1, a.from(p*rowA), lda, b.from(p*rowB), ldb, 0, sum, n, sum, n)
 		args := fp8AddArgs[T]{c: c, sum: sum, a: sa, b: sb, m: m, n: n, p: p}
 		if next == k {
 			args.bias = bias

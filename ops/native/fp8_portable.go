@@ -10,3 +10,5 @@ func fp8Amax(x []float32) (bits uint32, nan, taken int) { return 0, 0, 0 }
 func fp8EncodeSome(codes []byte, x []float32, step float32, f *fp8Format) (taken int) { return 0 }
 
 func fp8DecodeSome(x []float32, codes []byte, step float32, f FP8) (taken int) { return 0 }
+
+func fp8DecodeBF16(x *uint16, codes *byte, n, format int) {}

@@ -40,7 +40,7 @@ func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
 		for i, v := range x {
 			want[i] = o.encode(v)
 		}
-		eachKernel(t, func(t *testing.T) {
+		kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
 			got := optest.Guard[byte](len(x))
 			FP8Quantize(got.Data, nil, x, []float32{1}, FP8PerTensor(1, len(x)), o.f)
 			optest.CheckGuards(t, "codes", got)
@@ -62,6 +62,18 @@ func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
 			all := make([]byte, 256)
 			for c := range all {
 				all[c] = byte(c)
+			}
+			if multipliesPairs[float32]() {
+				for _, n := range []int{1, 17, 256} {
+					values := nans[float32](256)
+					FP8Decode(values, all, o.f)
+					stored := optest.Guard[uint16](n)
+					fp8DecodeBF16(&stored.Data[0], &all[256-n], n, int(o.f))
+					optest.CheckGuards(t, "bf16", stored)
+					for i, u := range stored.Data {
+						require.Equal(t, math.Float32bits(values[256-n+i]), uint32(u)<<16)
+					}
+				}
 			}
 			for _, n := range []int{1, 17, 256} {
 				values := optest.Guard[float32](n)
@@ -246,7 +258,8 @@ func TestFP8MatMulMatchesOracle(t *testing.T) {
 		}
 		want := optest.FP8MatMul(qa, qb, bias, m, n, k, transA, transB)
 		name := fmt.Sprintf("%d: %dx%dx%d %+v %+v", i, m, n, k, a.FP8Blocks, b.FP8Blocks)
-		eachKernel(t, func(t *testing.T) {
+		var first []float32
+		kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
 			c := eachWorkers(t, func() []float32 {
 				c := optest.Guard[float32](m * n)
 				FP8MatMul(c.Data, a, b, bias32, m, n, k, transA, transB)
@@ -255,6 +268,10 @@ func TestFP8MatMulMatchesOracle(t *testing.T) {
 			})
 			// A chain of 256 float32 additions and the sums of the cuts; measured at most 6.9.
 			worst = max(worst, optest.RequireClose(t, name, c, want, optest.Float32, 12).RMS/float64(optest.Float32))
+			if first == nil {
+				first = c
+			}
+			requireSameBits(t, first, c) // products are exact: it makes no difference whether they are fused
 		})
 		c := optest.Guard[float64](m * n)
 		FP8MatMul(c.Data, a, b, bias, m, n, k, transA, transB)
@@ -333,28 +350,22 @@ func BenchmarkFP8Linear(b *testing.B) {
 		r := rand.New(rand.NewPCG(1, 2))
 		x, w, y := normals[float32](r, s.m*s.k), normals[float32](r, s.n*s.k), make([]float32, s.m*s.n)
 		flops := 2 * float64(s.m) * float64(s.n) * float64(s.k)
-		report := func(b *testing.B) {
-			b.ReportMetric(flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
-		}
+		report := func(b *testing.B, f func()) { b.ReportMetric(flops/fastest(b, f)/1e9, "GFLOP/s") }
 		name := fmt.Sprintf("%dx%dx%d", s.m, s.n, s.k)
 		b.Run(name+"/float32", func(b *testing.B) {
-			for b.Loop() {
-				Linear(y, x, w, nil, s.m, s.n, s.k)
-			}
-			report(b)
+			report(b, func() { Linear(y, x, w, nil, s.m, s.n, s.k) })
 		})
 		b.Run(name+"/fp8", func(b *testing.B) {
 			x8, w8 := make([]byte, len(x)), make([]byte, len(w))
 			xs, ws := make([]float32, 1), []float32{0.01}
 			FP8Quantize(w8, nil, w, ws, FP8PerTensor(s.n, s.k), E4M3)
-			for b.Loop() {
+			report(b, func() {
 				bx := FP8PerTensor(s.m, s.k)
 				FP8Amax(xs, x, bx)
 				xs[0], _ = FP8Step(xs[0], E4M3, 0)
 				FP8Quantize(x8, nil, x, xs, bx, E4M3)
 				FP8MatMul(y, FP8Matrix{bx, E4M3, x8, xs}, FP8Matrix{FP8PerTensor(s.n, s.k), E4M3, w8, ws}, nil, s.m, s.n, s.k, false, true)
-			}
-			report(b)
+			})
 		})
 	}
 }

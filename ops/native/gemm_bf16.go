@@ -20,7 +20,7 @@ func multipliesPairs[T Float]() bool {
 
 // gemmBF16 computes C = alpha op(A) op(B) + beta S as gemmAdd does, with A and B
 // rounded to bf16.
-func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a []float32, lda int, b pairSource, beta float32, s []float32, lds int, c []float32, ldc int) {
+func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, beta float32, s []float32, lds int, c []float32, ldc int) {
 	if m <= 0 || n <= 0 {
 		return
 	}
@@ -32,7 +32,7 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a []float32, lda 
 			alpha: alpha, beta: beta, s: s, lds: lds, c: c, ldc: ldc, pairs: true, source: b,
 		},
 	}
-	w := pairArgs{src: a, lds: lda, turned: transA, m: m, k: k}
+	w := pairArgs{src: a, turned: transA, m: m, k: k}
 	if transA {
 		w.ldd = ceilDiv(m, pairCols)*pairCols + 16
 		w.dst = takeScratch[float32](words * w.ldd)
@@ -55,10 +55,11 @@ const (
 // pairArgs turn op(A) [m,k] into words: rows of words, or of a transposed A
 // columns.
 type pairArgs struct {
-	dst, src []float32
-	ldd, lds int
-	turned   bool
-	m, k     int
+	dst    []float32
+	ldd    int
+	src    pairSource
+	turned bool
+	m, k   int
 }
 
 var pairWords = newKernel(pairWordsUnit)
@@ -69,23 +70,42 @@ func pairWordsUnit(a *pairArgs, unit int) {
 	}
 	if !a.turned {
 		for i := unit * pairUnit; i < min((unit+1)*pairUnit, a.m); i++ {
-			pairRowBF16(&a.dst[i*a.ldd], &a.src[i*a.lds], a.k)
+			a.src.row(a.dst[i*a.ldd:], i*a.src.ld, a.k)
 		}
 		return
 	}
 	p := unit * pairUnit
 	rows := min(2*pairUnit, a.k-2*p)
 	for j := 0; j < a.m; j += pairCols {
-		pairRowsBF16(&a.dst[p*a.ldd+j], a.ldd*4, &a.src[2*p*a.lds+j], a.lds*4, rows, min(pairCols, a.m-j))
+		a.src.rows(a.dst[p*a.ldd+j:], a.ldd, 2*p*a.src.ld+j, rows, min(pairCols, a.m-j))
 	}
 }
 
-// pairSource is an operand B, as it lies: float32, or bf16 as it is stored.
+// pairSource is an operand as it lies: float32, or bf16 as it is stored.
 type pairSource struct {
 	wide   []float32
 	stored []uint16
 	ld     int
-	k      int // of numbers
+	k      int // of op(B): its rows
+}
+
+// row pairs n > 0 numbers from at on.
+func (s *pairSource) row(dst []float32, at, n int) {
+	if s.stored != nil {
+		pairRowStored(&dst[0], &s.stored[at], n)
+		return
+	}
+	pairRowBF16(&dst[0], &s.wide[at], n)
+}
+
+// rows pairs rows of at most pairCols columns from at on; ldd is the stride of
+// dst, which is written pairCols wide.
+func (s *pairSource) rows(dst []float32, ldd, at, rows, cols int) {
+	if s.stored != nil {
+		pairRowsStored(&dst[0], ldd*4, &s.stored[at], s.ld*2, rows, cols)
+		return
+	}
+	pairRowsBF16(&dst[0], ldd*4, &s.wide[at], s.ld*4, rows, cols)
 }
 
 // pack writes words p..p+kc of columns j..j+cols into a panel [kc, nr] and fills
@@ -93,23 +113,13 @@ type pairSource struct {
 func (s *pairSource) pack(panel []float32, turned bool, p, kc, j, cols, nr int) {
 	n := min(2*kc, s.k-2*p)
 	if !turned {
-		at := 2*p*s.ld + j
-		if s.stored != nil {
-			pairRowsStored(&panel[0], nr*4, &s.stored[at], s.ld*2, n, cols)
-		} else {
-			pairRowsBF16(&panel[0], nr*4, &s.wide[at], s.ld*4, n, cols)
-		}
+		s.rows(panel, nr, 2*p*s.ld+j, n, cols)
 		return
 	}
 	ld := kc | 16
 	rows := takeScratch[float32](cols * ld)
 	for i := range cols {
-		at := (j+i)*s.ld + 2*p
-		if s.stored != nil {
-			pairRowStored(&rows[i*ld], &s.stored[at], n)
-		} else {
-			pairRowBF16(&rows[i*ld], &s.wide[at], n)
-		}
+		s.row(rows[i*ld:], (j+i)*s.ld+2*p, n)
 	}
 	packTransposed(panel, rows, ld, kc, cols, nr)
 	giveScratch(rows)

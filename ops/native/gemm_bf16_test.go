@@ -95,7 +95,7 @@ func TestBF16ProductsAgainstLoops(t *testing.T) {
 				}
 				if multipliesPairs[float32]() {
 					stored := nans[float32](c.m * c.n)
-					gemmBF16(transA, transB, c.m, c.n, c.k, 1, sa, lda, pairSource{stored: storedBF16(sb), ld: ldb}, 0, nil, 0, stored, c.n)
+					gemmBF16(transA, transB, c.m, c.n, c.k, 1, pairSource{stored: storedBF16(sa), ld: lda}, pairSource{stored: storedBF16(sb), ld: ldb}, 0, nil, 0, stored, c.n)
 					requireGuard(t, stored)
 					requireSameBits(t, got, stored)
 				}
