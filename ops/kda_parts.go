@@ -169,7 +169,7 @@ func (o L2NormOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := arity(in, 1, "x"); err != nil {
 		return nil, err
 	}
-	if !(o.Eps >= 0) {
+	if !(o.Eps >= 0) || !finite(o.Eps) {
 		return nil, fmt.Errorf("eps must be 0 or more, got %g", o.Eps)
 	}
 	return in, activation("x", in[0])
@@ -215,7 +215,7 @@ func (o GatedRMSNormOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if !in[1].Equal(in[0]) {
 		return nil, fmt.Errorf("x and gate must have one type, got x %s, gate %s", in[0], in[1])
 	}
-	if !(o.Eps >= 0) {
+	if !(o.Eps >= 0) || !finite(o.Eps) {
 		return nil, fmt.Errorf("eps must be 0 or more, got %g", o.Eps)
 	}
 	return in[:1], nil

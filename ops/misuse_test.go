@@ -56,6 +56,29 @@ func constructors(t *testing.T) map[string]func(x, y *graph.Node) *graph.Node {
 		"paged": func(x, y *graph.Node) *graph.Node {
 			return ops.PagedAttention(x, x, x, ops.Pages{QOIndptr: y, Indptr: y, Indices: y, LastPageLen: y}, ops.PagedAttentionOp{})
 		},
+		"route":      func(x, y *graph.Node) *graph.Node { _, w := ops.Route(x, y, ops.Router{Experts: 4, TopK: 2}); return w },
+		"balance":    func(x, y *graph.Node) *graph.Node { return ops.BalanceLoss(x, y, ops.Router{Experts: 4, TopK: 4}) },
+		"experts":    func(x, y *graph.Node) *graph.Node { return ops.Experts(x, x, y, y, y, y) },
+		"kda":        func(x, y *graph.Node) *graph.Node { o, _ := ops.KDA(x, x, x, x, y, ops.KDAOptions{}); return o },
+		"kda packed": func(x, y *graph.Node) *graph.Node { o, _ := ops.KDA(x, x, x, x, x, ops.KDAOptions{Cu: y}); return o },
+		"kda slots": func(x, y *graph.Node) *graph.Node {
+			return ops.KDASlots(x, x, x, x, y, x, ops.Slots{QOIndptr: y, Slots: y, Starts: y}, ops.KDASlotsOp{})
+		},
+		"kda gate":   func(x, y *graph.Node) *graph.Node { return ops.KDAGate(x, y, y, 0) },
+		"kda beta":   func(x, _ *graph.Node) *graph.Node { return ops.KDABeta(x, true) },
+		"l2norm":     func(x, _ *graph.Node) *graph.Node { return ops.L2Norm(x, 1e-6) },
+		"gated":      func(x, y *graph.Node) *graph.Node { return ops.GatedRMSNorm(x, x, y, 1e-6) },
+		"conv":       func(x, y *graph.Node) *graph.Node { o, _ := ops.ShortConv(x, y, nil, nil); return o },
+		"conv state": func(x, y *graph.Node) *graph.Node { o, _ := ops.ShortConv(x, x, y, y); return o },
+		"conv slots": func(x, y *graph.Node) *graph.Node {
+			return ops.ShortConvSlots(x, y, x, ops.Slots{QOIndptr: y, Slots: y, Starts: y})
+		},
+		"split":      func(x, _ *graph.Node) *graph.Node { return ops.Split(x, 1, 3)[1] },
+		"split odd":  func(x, _ *graph.Node) *graph.Node { return ops.Split(x, -1, 5)[1] },
+		"split none": func(x, _ *graph.Node) *graph.Node { return ops.Split(x)[0] },
+		"latent":     func(x, y *graph.Node) *graph.Node { k, _ := ops.LatentKV(x, y, 2, 1, 1); return k },
+		"latent odd": func(x, y *graph.Node) *graph.Node { k, _ := ops.LatentKV(x, y, -2, -3, 1); return k },
+		"latent 0":   func(x, y *graph.Node) *graph.Node { k, _ := ops.LatentKV(x, y, 1, 5, -1); return k },
 		"paged none": func(x, y *graph.Node) *graph.Node {
 			return ops.PagedAttention(x, y, y, ops.Pages{}, ops.PagedAttentionOp{})
 		},

@@ -17,6 +17,7 @@ import (
 	"github.com/seafan/seafan/ops"
 	"github.com/seafan/seafan/ops/native"
 	"github.com/seafan/seafan/ops/optest"
+	"github.com/seafan/seafan/ops/optest/cases"
 )
 
 // Random graphs of the real ops, run three ways that must agree to the bit: the
@@ -24,11 +25,11 @@ import (
 // they show), gorgonia's tape, and alone, where every value has memory of its
 // own.
 
-// alone runs every node of a graph in memory of its own, in the order in which
-// they were built.
-func alone(b *graph.Builder, feeds graph.Feeds) (map[*graph.Node]graph.Tensor, error) {
+// alone runs nodes, inputs before users, each in memory of its own. ran sees
+// every call of a body after it.
+func alone(nodes []*graph.Node, feeds graph.Feeds, ran func(n *graph.Node, c *graph.Call)) (map[*graph.Node]graph.Tensor, error) {
 	values := map[*graph.Node]graph.Tensor{}
-	for _, n := range b.Nodes() {
+	for _, n := range nodes {
 		v := graph.NewTensor(n.Type())
 		values[n] = v
 		switch {
@@ -83,6 +84,9 @@ func alone(b *graph.Builder, feeds graph.Feeds) (map[*graph.Node]graph.Tensor, e
 		if err := def.Native(c); err != nil {
 			return nil, err
 		}
+		if ran != nil {
+			ran(n, c)
+		}
 		at := 0
 		for _, o := range c.Out {
 			copy(v.Bytes()[at:], o.Bytes())
@@ -102,6 +106,8 @@ func fed(to graph.Tensor, v any) {
 		copy(graph.Data[int32](to), v)
 	case []int64:
 		copy(graph.Data[int64](to), v)
+	case []bool:
+		copy(graph.Data[bool](to), v)
 	}
 }
 
@@ -414,7 +420,7 @@ func TestRandomGraphsOnPlanTapeAndAlone(t *testing.T) {
 					}
 				}
 				before := f.remember()
-				values, err := alone(f.b, feeds)
+				values, err := alone(f.b.Nodes(), feeds, nil)
 				require.NoError(t, err)
 				want := map[*graph.Node][]byte{}
 				for _, o := range outputs {
@@ -438,4 +444,48 @@ func TestRandomGraphsOnPlanTapeAndAlone(t *testing.T) {
 		}
 	}
 	require.Greater(t, tookOver, int(seeds), "most plans share memory")
+}
+
+// TestBodiesInPlace runs every body that may take over an input on that input's
+// memory, for every case: the bits are those of memory of its own.
+func TestBodiesInPlace(t *testing.T) {
+	tested := map[string]bool{}
+	for _, c := range cases.All() {
+		if c.Err != "" {
+			continue
+		}
+		exec := func(p *graph.Plan, feeds graph.Feeds) ([]graph.Tensor, error) {
+			values, err := alone(p.Nodes(), feeds, func(n *graph.Node, call *graph.Call) {
+				def, _ := graph.Lookup(n.Op().Name())
+				for _, i := range def.InPlace {
+					if i >= len(call.In) || len(call.Out) != 1 || len(call.In[i].Bytes()) != len(call.Out[0].Bytes()) {
+						continue
+					}
+					over := graph.NewTensor(call.In[i].Type)
+					copy(over.Bytes(), call.In[i].Bytes())
+					again := *call
+					again.In = slices.Clone(call.In)
+					again.In[i] = over
+					out := over
+					out.Type = call.Out[0].Type
+					again.Out = []graph.Tensor{out}
+					require.NoError(t, def.Native(&again))
+					require.Equal(t, call.Out[0].Bytes(), out.Bytes(), "%s %s on input %d", n.Op().Name(), c.Name, i)
+					tested[def.Name] = true
+				}
+			})
+			var outs []graph.Tensor
+			for _, o := range p.Outputs {
+				outs = append(outs, values[o])
+			}
+			return outs, err
+		}
+		c.Forward(t, dtype.Float32, exec)
+		c.Gradient(t, dtype.Float32, exec)
+	}
+	for _, name := range graph.Registered() {
+		if def, _ := graph.Lookup(name); len(def.InPlace) > 0 {
+			require.True(t, tested[name], "%s has no case that runs in place", name)
+		}
+	}
 }

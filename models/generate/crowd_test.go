@@ -166,3 +166,29 @@ func TestSmallestSessions(t *testing.T) {
 		}
 	}
 }
+
+// TestSnapshotAfterACancelledStep: the step has taken a page that holds nothing
+// yet.
+func TestSnapshotAfterACancelledStep(t *testing.T) {
+	s, err := New(crowdModel(t), Options{Context: 20, Requests: 2, PageSize: 1})
+	require.NoError(t, err)
+	r, err := s.Add([]int32{1, 2, 3}, Sampling{})
+	require.NoError(t, err)
+	_, err = r.Next(context.Background())
+	require.NoError(t, err)
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err = r.Next(cancelled)
+	require.ErrorIs(t, err, context.Canceled)
+	snapshot, err := r.Snapshot()
+	require.NoError(t, err)
+	again, err := s.Restore(snapshot)
+	require.NoError(t, err)
+	for range 16 {
+		want, err := r.Next(context.Background())
+		require.NoError(t, err)
+		got, err := again.Next(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}

@@ -87,7 +87,7 @@ func New(m Model, o Options) (*Session, error) {
 }
 
 func (s *Session) perRequest() int {
-	return (s.opts.Context + s.opts.PageSize - 1) / s.opts.PageSize
+	return pagesOf(s.opts.Context, s.opts.PageSize)
 }
 func (s *Session) pages() int { return s.perRequest() * s.opts.Requests }
 

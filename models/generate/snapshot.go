@@ -39,6 +39,9 @@ func (s *Session) paged(p *graph.Param) bool {
 	return strings.HasPrefix(p.Name, models.PagePools) && p.Type.Shape[0] == s.pages()
 }
 
+// pagesOf is how many pages tokens fill.
+func pagesOf(tokens, size int) int { return (tokens + size - 1) / size }
+
 // rows are the places of the request's own in a pool, in order.
 func (r *Request) rows(p *graph.Param) []int32 {
 	switch {
@@ -72,7 +75,11 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 		pageSize: s.opts.PageSize, pools: map[string][]byte{}}
 	for _, p := range s.states.All() {
 		one := p.Type.Bytes() / p.Type.Shape[0]
-		for _, row := range r.rows(p) {
+		rows := r.rows(p)
+		if s.paged(p) { // a step that was cancelled may have taken pages already
+			rows = rows[:pagesOf(r.cached, s.opts.PageSize)]
+		}
+		for _, row := range rows {
 			n.pools[p.Name] = append(n.pools[p.Name], p.Tensor().Bytes()[int(row)*one:(int(row)+1)*one]...)
 		}
 	}
@@ -84,7 +91,7 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 func (s *Session) Restore(n *Snapshot) (*Request, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	pages := (n.cached + n.pageSize - 1) / n.pageSize
+	pages := pagesOf(n.cached, n.pageSize)
 	switch {
 	case s.failed != nil:
 		return nil, s.failed
