@@ -264,7 +264,7 @@ func TestPackComposesWithOtherPasses(t *testing.T) {
 	square, err := models.New(models.Config{Type: "llama", Vocab: 17, Hidden: 32, FFN: 64, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 16, Context: 24, NormEps: 1e-5, RopeTheta: 1e4})
 	require.NoError(t, err)
 	require.NoError(t, square.Init(1))
-	eight := autocast.Train(square, autocast.Options{Filter: autocast.Filter{MinSize: 1}})
+	eight := autocast.Train(square, autocast.Options{Recipe: autocast.Delayed{History: 4}, Filter: autocast.Filter{MinSize: 1}})
 	tokens, labels := packedTokens(17)
 	got := runLoss(t, square.Params(), dtype.Float32, func(b *graph.Builder, batch, context int) (mean, count *graph.Node) {
 		return eight.Loss(b, batch, context, 0, 0)
@@ -274,6 +274,10 @@ func TestPackComposesWithOtherPasses(t *testing.T) {
 	}, 2, tokens, labels, packedRows.lengths, packedRows.sequences)
 	require.NotEqual(t, plain.mean, got.mean)
 	require.InEpsilon(t, plain.mean, got.mean, 0.02)
+	require.Len(t, eight.Stats(), 3*7)
+	for _, s := range eight.Stats() {
+		require.Positive(t, s.Amax, "the states of the recipe see the packed step: %s", s.State)
+	}
 
 	ad, err := m.Adapt(models.LoRA{Rank: 2, Alpha: 4}, 1)
 	require.NoError(t, err)
