@@ -77,6 +77,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 	f.StringVar(&c.config, "config", "", "JSON `FILE` with settings; flags go over it (run.json in -out is an example)")
 	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -out, with the settings of that run; starts anew where there is none")
 	f.BoolVar(&c.json, "json", false, "print a JSON line for each step, and a summary as the last line")
+	f.StringVar((*string)(&s.Train.Compute), "compute", string(s.Train.Compute), "what linears multiply, `TYPE` f32 or bf16; weights and sums are f32")
 	f.StringVar(&s.FP8, "fp8", s.FP8, "multiply linears in 8-bit floats, by the `RECIPE` dynamic or delayed (history of 16 steps)")
 	f.IntVar(&s.Workers, "workers", s.Workers, "goroutines that share the work, 0: one a core; never changes the result")
 
@@ -105,7 +106,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 // of the model.
 var fixed = []string{
 	"layers", "dim", "heads", "kv-heads", "ffn",
-	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup", "fp8", "pack", "document-separator",
+	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup", "compute", "fp8", "pack", "document-separator",
 }
 
 const sizes = 5
@@ -269,7 +270,7 @@ var recipes = map[string]autocast.Recipe{"dynamic": autocast.Dynamic{}, "delayed
 
 // flagOf names the flags of options; the others stand in the config alone.
 var flagOf = map[string]string{
-	"steps": "steps", "batch": "batch", "context": "context", "accumulate": "accumulate", "dropout": "dropout",
+	"steps": "steps", "batch": "batch", "context": "context", "accumulate": "accumulate", "compute": "compute", "dropout": "dropout",
 	"lr": "lr", "warmup": "warmup", "eval_every": "eval-every", "early_stop": "early-stop", "save_every": "save-every", "keep": "keep",
 	"separator": "document-separator",
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
 )
@@ -75,6 +76,16 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 		}
 		b, mean = outputs[0].Builder(), outputs[0]
 		l.positions, l.seqlens = make([]int32, n), make([]int32, sequences+1)
+	}
+	if o.Compute == BF16 {
+		var err error
+		if b, _, err = autocast.BF16(b, autocast.Filter{}); err != nil {
+			return nil, err
+		}
+		for i, n := range outputs {
+			outputs[i] = b.Node(n.Name())
+		}
+		mean = outputs[0]
 	}
 	if key.train {
 		params := b.Params()

@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -16,6 +17,8 @@ type Options struct {
 	Context    int    `json:"context"`    // tokens of a row
 	Accumulate int    `json:"accumulate"` // micro-batches of a step
 	Seed       uint64 `json:"seed"`
+
+	Compute Compute `json:"compute"` // products of the linears; empty: F32
 
 	Dropout  float64  `json:"dropout"`   // probability of dropping an activation
 	LR       float64  `json:"lr"`        // the highest learning rate
@@ -38,12 +41,21 @@ type Options struct {
 	Keep      int `json:"keep"`       // newest checkpoints to keep, beside the best
 }
 
+// Compute says what the linears multiply. Weights, moments and sums are float32
+// in any case.
+type Compute string
+
+const (
+	F32  Compute = "f32"
+	BF16 Compute = "bf16" // operands rounded to bf16, as autocast.BF16 does; linears in FP8 stay so
+)
+
 // Defaults are the options of a small model: AdamW at 1e-3 with betas 0.9 and
 // 0.95, weight decay 0.1 on matrices, clipping at norm 1, 100 steps of warm-up,
 // then a cosine to a tenth of the rate at the last step.
 func Defaults() Options {
 	return Options{
-		Steps: 1000, Batch: 8, Context: 128, Accumulate: 1,
+		Steps: 1000, Batch: 8, Context: 128, Accumulate: 1, Compute: F32,
 		LR: 1e-3, MinLR: 0.1, Warmup: 100, Schedule: Cosine,
 		Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, Clip: 1,
 		EvalEvery: 250, SaveEvery: 250, Keep: 2,
@@ -74,6 +86,7 @@ func (o Options) Check() error {
 	for _, b := range []bound{
 		positive("steps", o.Steps), positive("batch", o.Batch), positive("context", o.Context), positive("accumulate", o.Accumulate),
 		{"batch", o.Batch <= math.MaxInt32/max(1, o.Context), "at most 2^31 tokens a micro-batch", o.Batch},
+		{"compute", o.Compute == "" || o.Compute == F32 || o.Compute == BF16, "f32 or bf16", o.Compute},
 		{"dropout", o.Dropout >= 0 && o.Dropout < 1, "in [0,1)", o.Dropout},
 		{"lr", finite(o.LR) && o.LR > 0, "above 0", o.LR},
 		{"min_lr", o.MinLR >= 0 && o.MinLR <= 1, "a fraction of lr, 0 to 1", o.MinLR},
@@ -100,6 +113,7 @@ func (o Options) Check() error {
 func (o Options) differs(saved Options) (field, was, is string) {
 	for _, s := range []*Options{&o, &saved} {
 		s.Steps, s.EvalEvery, s.EvalRows, s.EarlyStop, s.SaveEvery, s.Keep = 0, 0, 0, 0, 0, 0
+		s.Compute = cmp.Or(s.Compute, F32)
 	}
 	now, then := o.fields(), saved.fields()
 	for _, f := range fieldOrder {
@@ -111,7 +125,7 @@ func (o Options) differs(saved Options) (field, was, is string) {
 }
 
 var fieldOrder = []string{
-	"batch", "context", "accumulate", "seed", "dropout", "lr", "min_lr", "warmup", "schedule",
+	"batch", "context", "accumulate", "seed", "compute", "dropout", "lr", "min_lr", "warmup", "schedule",
 	"beta1", "beta2", "eps", "decay", "decay_all", "clip",
 }
 
