@@ -3,13 +3,39 @@
 package models
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops"
 	"github.com/seafan/seafan/ops/native"
 )
 
+func routerName(layer int) string  { return fmt.Sprintf("router.%d", layer) }
 func choicesName(layer int) string { return fmt.Sprintf("choices.%d", layer) }
+
+// BalanceLoss adds to a graph of the model, built by Logits or Loss, the mean
+// over the layers with experts of ops.BalanceLoss: 1 for an even load. A loss
+// that takes a small multiple of it keeps the load even without a bias.
+func (m *Transformer) BalanceLoss(b *graph.Builder) *graph.Node {
+	var sum *graph.Node
+	n := 0
+	for l, ids := range m.Choices(b) {
+		if ids == nil {
+			continue
+		}
+		term := ops.BalanceLoss(b.Out(routerName(l)), ids, m.Config.Experts.Router)
+		if n++; sum == nil {
+			sum = term
+		} else {
+			sum = ops.Add(sum, term)
+		}
+	}
+	if sum == nil {
+		return b.Fail(errors.New("models: BalanceLoss: the graph has no experts"))
+	}
+	return ops.Affine(sum, 1/float64(n), 0)
+}
 
 // Choices lists, by layer, the outputs of a graph of the model that hold the
 // experts each token chose, int32 [...,TopK]; nil for a layer without experts.

@@ -56,6 +56,7 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 		}
 	}
 	ids, weights := ops.Route(logits, bias, e.Router)
+	s.Output(routerName(l.index), logits)
 	s.Output(choicesName(l.index), ids)
 	y := ops.Experts(x, weights, ids,
 		s.Param("experts.gate_proj.weight", n, e.FFN, d), s.Param("experts.up_proj.weight", n, e.FFN, d), s.Param("experts.down_proj.weight", n, d, e.FFN))

@@ -364,3 +364,63 @@ func FuzzKimiConfig(f *testing.F) {
 		require.Equal(t, c.Experts, again.Experts)
 	})
 }
+
+// TestBalanceLoss descends the loss of the load alone: it falls to that of an
+// even one.
+func TestBalanceLoss(t *testing.T) {
+	m := tinyKimi(t)
+	b := graph.New(graph.Share(m.Params()))
+	const tokens = 64
+	m.Logits(b, b.Input("tokens", dtype.Int32, 1, tokens), models.Dropout{})
+	loss := m.BalanceLoss(b)
+	require.NoError(t, b.Err())
+	var routers []*graph.Node
+	for _, p := range b.Params() {
+		if strings.HasSuffix(p.Name(), "mlp.gate.weight") {
+			routers = append(routers, p)
+			w := graph.Data[float32](p.Param().Tensor())
+			for i := range w {
+				w[i] *= 10
+			}
+		}
+	}
+	require.Len(t, routers, 3)
+	grads, err := b.Grad(loss, routers...)
+	require.NoError(t, err)
+	plan, err := b.Plan(append([]*graph.Node{loss}, grads...)...)
+	require.NoError(t, err)
+	run, err := plan.Native(graph.Poison())
+	require.NoError(t, err)
+	feed := make([]int32, tokens)
+	for i := range feed {
+		feed[i] = 7 // one token over and over makes one choice
+	}
+	value := func(n *graph.Node) []float32 {
+		v, err := run.Value(n)
+		require.NoError(t, err)
+		return graph.Data[float32](v)
+	}
+	var first, last float32
+	for i := range 60 {
+		require.NoError(t, run.Do(context.Background(), graph.Feeds{"tokens": feed}))
+		if last = value(loss)[0]; i == 0 {
+			first = last
+		}
+		for k, p := range routers {
+			w := graph.Data[float32](p.Param().Tensor())
+			for j, g := range value(grads[k]) {
+				w[j] -= g
+			}
+		}
+	}
+	t.Logf("balance loss %.4f, then %.4f", first, last)
+	require.Greater(t, first, float32(1.05))
+	require.Less(t, last, (first+1)/2)
+
+	plain, err := models.New(demo)
+	require.NoError(t, err)
+	none := graph.New(graph.Share(plain.Params()))
+	plain.Logits(none, none.Input("tokens", dtype.Int32, 1, 4), models.Dropout{})
+	plain.BalanceLoss(none)
+	require.EqualError(t, none.Err(), "models: BalanceLoss: the graph has no experts")
+}
