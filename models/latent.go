@@ -51,10 +51,15 @@ func (l *layer) latentAttention(x *graph.Node) *graph.Node {
 	if len(parts) < 2 {
 		return x // the builder has the error
 	}
-	kv := linear(s, "kv_b_proj", l.arch.norm(s, "kv_a_layernorm", parts[0], latentEps), c.Heads*(a.Nope+a.V), false)
-	k, v := ops.LatentKV(kv, parts[1], c.Heads, a.Nope, a.V)
-	o := ops.Reshape(l.mix.Attention(l.index, q, k, v), append(slices.Clone(lead), c.Heads*a.V)...)
+	latent := l.arch.norm(s, "kv_a_layernorm", parts[0], latentEps)
+	w := s.Param("kv_b_proj.weight", c.Heads*(a.Nope+a.V), a.KVRank)
+	o := ops.Reshape(l.mix.Latent(l.index, a, q, latent, parts[1], w), append(slices.Clone(lead), c.Heads*a.V)...)
 	return l.drop.apply(linear(s, "o_proj", o, c.Hidden, c.OutputBias), fmt.Sprintf("attn.%d", l.index))
+}
+
+// expand gives the keys and values of all heads.
+func (a *Latent) expand(q, latent, shared, w *graph.Node) (k, v *graph.Node) {
+	return ops.LatentKV(ops.Linear(latent, w), shared, q.Dim(-2), a.Nope, a.V)
 }
 
 // latentTable turns the last Rope numbers of a head, in neighbouring pairs, and

@@ -82,6 +82,15 @@ func adapterNames(module string) (a, b string) {
 	return module + ".lora_A.weight", module + ".lora_B.weight"
 }
 
+// adapted reports whether the layer of a weight has an adapter.
+func adapted(w *graph.Node) bool {
+	if w.Param() == nil {
+		return false
+	}
+	a, _ := adapterNames(strings.TrimSuffix(w.Param().Name, ".weight"))
+	return w.Builder().Store().Get(a) != nil
+}
+
 // Adapt freezes the model and puts new adapters on its layers: a uniform within
 // 1/sqrt(K), b zero, so that the model is what it was.
 func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {

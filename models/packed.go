@@ -2,6 +2,7 @@ package models
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/seafan/seafan/graph"
@@ -91,6 +92,28 @@ func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
 	q, k = r.turn(q, p.pos), r.turn(k, p.pos)
 	kp, vp := p.append(fmt.Sprintf(PagePools+"%d.k", l), k), p.append(fmt.Sprintf(PagePools+"%d.v", l), v)
 	return ops.PagedAttention(q, kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale})
+}
+
+// Latent keeps the latents in pages, one head of them, and lets the queries meet
+// them as they are: neither keys nor values are formed. Where that cannot be,
+// since the shared part is rotated, the latents are wider than a head may be, the
+// weight is stored in another type or has an adapter, it keeps keys and values.
+func (p *paged) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {
+	r := p.layers[l]
+	const widest = 256
+	if r.table != nil || a.KVRank+a.Rope > widest || w.Type().DType != p.b.Float() || adapted(w) {
+		k, v := a.expand(q, latent, shared, w)
+		return p.Attention(l, q, k, v)
+	}
+	one := func(x *graph.Node) *graph.Node { return ops.Reshape(x, x.Dim(0), 1, x.Dim(1)) }
+	kp := p.append(fmt.Sprintf(PagePools+"%d.k", l), one(ops.Join(latent, shared)))
+	vp := p.append(fmt.Sprintf(PagePools+"%d.v", l), one(latent))
+	scale := r.scale
+	if scale == 0 {
+		scale = 1 / math.Sqrt(float64(a.Nope+a.Rope))
+	}
+	o := ops.PagedAttention(ops.LatentQuery(q, w, a.Nope, a.V), kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: scale})
+	return ops.LatentValue(o, w, a.Nope, a.V)
 }
 
 func (p *paged) Conv(l int, name string, x, w *graph.Node) *graph.Node {

@@ -119,6 +119,10 @@ type Mixer interface {
 	// [...,KVHeads,HeadDim], all before the rotation.
 	Attention(layer int, q, k, v *graph.Node) *graph.Node
 
+	// Latent is Attention with keys and values that w, kv_b_proj, makes of the
+	// latents [...,KVRank] and of the part of keys that heads share [...,Rope].
+	Latent(layer int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node
+
 	// Conv is the short convolution of a stream of that name, x [...,C] with
 	// w [C,W].
 	Conv(layer int, name string, x, w *graph.Node) *graph.Node
@@ -133,6 +137,11 @@ type dense struct{ layers []reach }
 func (d dense) Attention(l int, q, k, v *graph.Node) *graph.Node {
 	r := d.layers[l]
 	return ops.Attention(r.turn(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale})
+}
+
+func (d dense) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {
+	k, v := a.expand(q, latent, shared, w)
+	return d.Attention(l, q, k, v)
 }
 
 func (dense) Conv(_ int, _ string, x, w *graph.Node) *graph.Node {

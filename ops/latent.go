@@ -34,6 +34,21 @@ func init() {
 			return graph.ApplyAll("latent_kv_grad", o, o.inputs(g)...)[:2]
 		},
 	})
+	graph.Register(graph.Def{
+		Name:   "join",
+		Doc:    "parts side by side in the last dimension",
+		Native: floats(join[float32], join[float64]),
+		Grad: func(g *graph.GradCall) []*graph.Node {
+			var sizes []int
+			for _, n := range g.In {
+				sizes = append(sizes, n.Dim(-1))
+			}
+			return Split(g.Out(0), sizes...)[:len(g.In)]
+		},
+	})
+	absorbed := func(op graph.Op, in, _ []graph.Type) int64 { return 2 * int64(rows(in[0])) * int64(in[1].Size()) / 2 }
+	graph.Register(graph.Def{Name: "latent_query", Doc: "queries of latent attention on the latents themselves, for decode", Native: floats(latentQuery[float32], latentQuery[float64]), FLOPs: absorbed})
+	graph.Register(graph.Def{Name: "latent_value", Doc: "values of latent attention from a mean of latents, for decode", Native: floats(latentValue[float32], latentValue[float64]), FLOPs: absorbed})
 	graph.Register(graph.Def{Name: "latent_kv_grad", Native: floats(latentKVGradBody[float32], latentKVGradBody[float64])})
 }
 
@@ -179,5 +194,130 @@ func latentKVGradBody[T native.Float](c *graph.Call) error {
 		dv = graph.Data[T](c.In[next])
 	}
 	native.LatentKVGrad(graph.Data[T](c.Out[0]), graph.Data[T](c.Out[1]), dk, dv, s)
+	return nil
+}
+
+// JoinOp puts its inputs [...,n_i], two or more, side by side: [...,sum n_i].
+type JoinOp struct{}
+
+// Join adds a JoinOp.
+func Join(parts ...*graph.Node) *graph.Node { return graph.Apply(JoinOp{}, parts...) }
+
+// Name is "join".
+func (JoinOp) Name() string { return "join" }
+
+// Infer requires parts that differ in the last dimension alone.
+func (JoinOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if len(in) < 2 {
+		return nil, fmt.Errorf("takes two or more parts, got %d", len(in))
+	}
+	if err := activation("the first part", in[0]); err != nil {
+		return nil, err
+	}
+	sum := 0
+	for i, t := range in {
+		if t.Rank() < 1 || t.DType != in[0].DType || t.Rank() != in[0].Rank() || !slices.Equal(t.Shape[:t.Rank()-1], in[0].Shape[:t.Rank()-1]) {
+			return nil, fmt.Errorf("parts may differ in the last dimension alone, got %s and, as part %d, %s", in[0], i, t)
+		}
+		sum += last(t)
+	}
+	return []graph.Type{withLast(in[0], sum)}, nil
+}
+
+func join[T native.Float](c *graph.Call) error {
+	y, at := c.Out[0], 0
+	for _, x := range c.In {
+		n := last(x.Type)
+		native.CopyColumns(graph.Data[T](y), last(y.Type), at, graph.Data[T](x), n, 0, rows(x.Type), n)
+		at += n
+	}
+	return nil
+}
+
+// LatentQueryOp turns the queries q [...,H,N+P] of latent attention into ones
+// that meet the latents c and the shared parts p of keys as they are, so that
+// neither keys nor values are ever formed: with Wk_h [N,R] of w [H(N+V),R],
+// which is kv_b_proj,
+//
+//	q_h . [Wk_h c | p] = [Wk_h' q_h[:N] | q_h[N:]] . [c | p]
+//
+// gives [...,H,R+P]. Keep the scale (N+P)^-1/2. It has no gradient: training
+// expands the keys. Source: DeepSeek-V2 (arXiv:2405.04434).
+type LatentQueryOp struct{ N, V int }
+
+// LatentQuery adds a LatentQueryOp.
+func LatentQuery(q, w *graph.Node, n, v int) *graph.Node {
+	return graph.Apply(LatentQueryOp{n, v}, q, w)
+}
+
+// Name is "latent_query".
+func (LatentQueryOp) Name() string { return "latent_query" }
+
+// Infer checks the heads of q against the rows of w.
+func (o LatentQueryOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := latentHeads(in, "q", o.N, o.V); err != nil {
+		return nil, err
+	}
+	if q := in[0]; last(q) < o.N {
+		return nil, fmt.Errorf("q must be [...,H,N+P] with N %d, got %s", o.N, q.Dims())
+	}
+	return []graph.Type{withLast(in[0], last(in[1])+last(in[0])-o.N)}, nil
+}
+
+// latentHeads checks x [...,H,_] against w [H(N+V),R].
+func latentHeads(in []graph.Type, name string, n, v int) error {
+	if err := arity(in, 2, name, "w"); err != nil {
+		return err
+	}
+	x, w := in[0], in[1]
+	if err := activation(name, x); err != nil {
+		return err
+	}
+	if err := alike(x, []string{"w"}, w); err != nil {
+		return err
+	}
+	if n < 1 || v < 1 || x.Rank() < 2 || w.Rank() != 2 || w.Shape[0] != x.Shape[x.Rank()-2]*(n+v) {
+		return fmt.Errorf("w must be [H(%d+%d),R] for %s [...,H,_], got %s %s, w %s", n, v, name, name, x.Dims(), w.Dims())
+	}
+	return nil
+}
+
+func latentQuery[T native.Float](c *graph.Call) error {
+	o, q, w := c.Op.(LatentQueryOp), c.In[0], c.In[1]
+	h := q.Shape[q.Rank()-2]
+	native.LatentQuery(graph.Data[T](c.Out[0]), graph.Data[T](q), graph.Data[T](w), last(w.Type),
+		native.Latent{Tokens: rows(q.Type) / h, H: h, N: o.N, P: last(q.Type) - o.N, V: o.V})
+	return nil
+}
+
+// LatentValueOp ends what LatentQueryOp began: from the mean of latents that each
+// head attended to, o [...,H,R], it gives Wv_h o, [...,H,V], with Wv_h [V,R] of
+// w [H(N+V),R].
+type LatentValueOp struct{ N, V int }
+
+// LatentValue adds a LatentValueOp.
+func LatentValue(o, w *graph.Node, n, v int) *graph.Node {
+	return graph.Apply(LatentValueOp{n, v}, o, w)
+}
+
+// Name is "latent_value".
+func (LatentValueOp) Name() string { return "latent_value" }
+
+// Infer checks the heads of o against the rows of w.
+func (o LatentValueOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := latentHeads(in, "o", o.N, o.V); err != nil {
+		return nil, err
+	}
+	if last(in[0]) != last(in[1]) {
+		return nil, fmt.Errorf("o must be [...,H,R] for w [H(N+V),R], got o %s, w %s", in[0].Dims(), in[1].Dims())
+	}
+	return []graph.Type{withLast(in[0], o.V)}, nil
+}
+
+func latentValue[T native.Float](c *graph.Call) error {
+	a, o, w := c.Op.(LatentValueOp), c.In[0], c.In[1]
+	h := o.Shape[o.Rank()-2]
+	native.LatentValue(graph.Data[T](c.Out[0]), graph.Data[T](o), graph.Data[T](w), last(w.Type),
+		native.Latent{Tokens: rows(o.Type) / h, H: h, N: a.N, V: a.V})
 	return nil
 }

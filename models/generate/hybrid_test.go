@@ -205,7 +205,31 @@ func TestMemory(t *testing.T) {
 		return r.Memory()
 	}
 	const states = 3 * (3*32*3 + 2*16*16) * 4 // convolutions of q, k and v, and the matrices of two heads
-	const token = 2 * (12 + 10) * 4
+	const token = (12 + 4 + 12) * 4           // a latent with the shared part of keys, and the latent as values
 	require.Equal(t, generate.Memory{States: states, Pages: 4 * token}, at(4))
 	require.Equal(t, generate.Memory{States: states, Pages: 52 * token}, at(53))
+}
+
+// TestHybridWithAdapters: an adapter of the matrix that expands latents is not
+// passed by when queries meet the latents themselves.
+func TestHybridWithAdapters(t *testing.T) {
+	prompt := []int32{9, 8, 7, 6, 5}
+	m := hybrid(t, 8, false)
+	plain := write(t, must(generate.New(m, generate.Options{Context: 60})), prompt, generate.Sampling{}, 30)
+	ad, err := m.Adapt(models.LoRA{Rank: 4, Alpha: 8, Targets: []string{"kv_b_proj", "q_proj"}}, 1)
+	require.NoError(t, err)
+	for _, p := range ad.Params().All() {
+		if !p.Frozen {
+			w := graph.Data[float32](p.Tensor())
+			for i := range w {
+				w[i] += float32(i%5-2) / 4
+			}
+			p.Touch()
+		}
+	}
+	merged, err := ad.Merge()
+	require.NoError(t, err)
+	want := write(t, must(generate.New(merged, generate.Options{Context: 60})), prompt, generate.Sampling{}, 30)
+	require.NotEqual(t, plain, want)
+	require.Equal(t, want, write(t, must(generate.New(ad, generate.Options{Context: 60})), prompt, generate.Sampling{}, 30))
 }

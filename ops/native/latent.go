@@ -1,7 +1,8 @@
 package native
 
 // This file moves columns: rows split into parts, and the keys and values of
-// latent attention put together from their parts.
+// latent attention put together from their parts. For decode it has the products
+// that let queries meet the latents themselves.
 
 type columnsArgs[T Float] struct {
 	to, from   []T
@@ -96,4 +97,46 @@ func latentGradUnit[T Float](a *latentArgs[T], unit int) {
 			}
 		}
 	}
+}
+
+type latentHeadArgs[T Float] struct {
+	Latent
+	y, x, w []T
+	r       int
+}
+
+var (
+	latentQuery32 = newKernel(latentQueryUnit[float32])
+	latentQuery64 = newKernel(latentQueryUnit[float64])
+	latentValue32 = newKernel(latentValueUnit[float32])
+	latentValue64 = newKernel(latentValueUnit[float64])
+)
+
+// LatentQuery writes y [T,H,R+P] = [Wk_h' q_h[:N] | q_h[N:]] of q [T,H,N+P] with
+// Wk_h the first N rows of head h of w [H,N+V,R].
+func LatentQuery[T Float](y, q, w []T, r int, s Latent) {
+	pick[latentHeadArgs[T]](latentQuery32, latentQuery64).launch(ceilDiv(s.Tokens, columnRows)*s.H, latentHeadArgs[T]{Latent: s, y: y, x: q, w: w, r: r})
+}
+
+func latentQueryUnit[T Float](a *latentHeadArgs[T], unit int) {
+	h, t0 := unit%a.H, unit/a.H*columnRows
+	n := min(columnRows, a.Tokens-t0)
+	in, out := a.N+a.P, a.r+a.P
+	x, y := a.x[(t0*a.H+h)*in:], a.y[(t0*a.H+h)*out:]
+	gemmSerial(false, false, n, a.r, a.N, 1, x, a.H*in, a.w[h*(a.N+a.V)*a.r:], a.r, 0, y, a.H*out)
+	for t := range n {
+		copy(y[t*a.H*out+a.r:][:a.P], x[t*a.H*in+a.N:])
+	}
+}
+
+// LatentValue writes y [T,H,V] = Wv_h o_h of o [T,H,R] with Wv_h the last V rows
+// of head h of w [H,N+V,R].
+func LatentValue[T Float](y, o, w []T, r int, s Latent) {
+	pick[latentHeadArgs[T]](latentValue32, latentValue64).launch(ceilDiv(s.Tokens, columnRows)*s.H, latentHeadArgs[T]{Latent: s, y: y, x: o, w: w, r: r})
+}
+
+func latentValueUnit[T Float](a *latentHeadArgs[T], unit int) {
+	h, t0 := unit%a.H, unit/a.H*columnRows
+	gemmSerial(false, true, min(columnRows, a.Tokens-t0), a.V, a.r, 1, a.x[(t0*a.H+h)*a.r:], a.H*a.r,
+		a.w[(h*(a.N+a.V)+a.N)*a.r:], a.r, 0, a.y[(t0*a.H+h)*a.V:], a.H*a.V)
 }
