@@ -51,6 +51,7 @@ func Register(name string, body func(*Lowering) error) {
 // memory gives a compilation what lies outside the arena. The device implements it, and so does a test without one.
 type memory interface {
 	param(p *graph.Param, t DType) (Pointer, error)
+	pair(p, q *graph.Param, t DType) (Pointer, error)                 // the rows of p, then those of q
 	table(key any, label string, make func() []byte) (Pointer, error) // constants, shared by key
 	zeroed(label string, bytes int64) (Pointer, error)                // scratch of this plan, zeroed once
 }
@@ -73,18 +74,21 @@ type compilation struct {
 	scratch Pointer
 	flags   Pointer
 	wide    map[*graph.Node]bool // products that nothing but the caller reads: kept in f32
+	readers map[*graph.Node]int  // how many inputs and outputs of the plan a value is
 }
 
 // newCompilation finds the outputs that can stay f32.
 func newCompilation(plan *graph.Plan, options Options, mem memory) *compilation {
-	c := &compilation{plan: plan, options: options, mem: mem, wide: map[*graph.Node]bool{}}
+	c := &compilation{plan: plan, options: options, mem: mem, wide: map[*graph.Node]bool{}, readers: map[*graph.Node]int{}}
 	readers := map[*graph.Node]int{}
 	for _, n := range plan.Nodes() {
 		for _, in := range n.In() {
 			readers[in]++
+			c.readers[in]++
 		}
 	}
 	for _, n := range plan.Outputs {
+		c.readers[n]++
 		for n.Op() != nil && n.Op().Name() == "reshape" && readers[n] == 0 && readers[n.In()[0]] == 1 {
 			n = n.In()[0]
 			readers[n] = 0
@@ -104,12 +108,17 @@ func (c *compilation) isWide(n *graph.Node) bool {
 	return c.wide[n]
 }
 
-// lower queues every step of the plan.
+// lower queues every step of the plan, some of them together.
 func (c *compilation) lower(q Queue) error {
-	for _, s := range c.plan.Steps {
-		if err := c.step(q, s.Node); err != nil {
-			return fmt.Errorf("cuda: %s: %w", s.Node.Name(), err)
+	for i := 0; i < len(c.plan.Steps); {
+		n, err := c.fused(q, i)
+		if n == 0 && err == nil {
+			n, err = 1, c.step(q, c.plan.Steps[i].Node)
 		}
+		if err != nil {
+			return fmt.Errorf("cuda: %s: %w", c.plan.Steps[i].Node.Name(), err)
+		}
+		i += n
 	}
 	return nil
 }
@@ -206,17 +215,7 @@ func init() {
 		if len(l.In) == 3 {
 			g.Bias = l.Src[2]
 		}
-		scratch, flags := g.ScratchBytes(l.Queue.Target())
-		if scratch > 0 {
-			var err error
-			if g.Scratch, err = l.compile.shared(&l.compile.scratch, "product scratch", int64(l.Queue.Target().SMs)*256*streamColumns*4); err != nil {
-				return err
-			}
-			if g.Flags, err = l.compile.shared(&l.compile.flags, "product flags", flags); err != nil {
-				return err
-			}
-		}
-		return g.Launch(l.Queue)
+		return l.compile.product(l.Queue, g)
 	})
 	Register("layernorm", func(l *Lowering) error {
 		rows, d := rowsOf(l.In[0])
@@ -248,6 +247,21 @@ func gated(gate func(graph.Op) Gate) func(*Lowering) error {
 		rows, f := rowsOf(l.In[0])
 		return Gated{Type: l.Type, Gate: gate(l.Op), Rows: rows, F: f, Y: l.Dst[0], G: l.Src[0], Up: l.Src[1]}.Launch(l.Queue)
 	}
+}
+
+// product launches a Gemm with the scratch that all products of the plan share.
+func (c *compilation) product(q Queue, g Gemm) error {
+	scratch, flags := g.ScratchBytes(q.Target())
+	if scratch > 0 {
+		var err error
+		if g.Scratch, err = c.shared(&c.scratch, "product scratch", int64(q.Target().SMs)*256*streamColumns*4); err != nil {
+			return err
+		}
+		if g.Flags, err = c.shared(&c.flags, "product flags", flags); err != nil {
+			return err
+		}
+	}
+	return g.Launch(q)
 }
 
 // shared is scratch that all steps of a plan use one after the other.

@@ -21,7 +21,10 @@ func (m *paper) take(label string) (Pointer, error) {
 	m.next += 1 << 40
 	return Pointer{Addr: m.next, Label: label}, nil
 }
-func (m *paper) param(p *graph.Param, _ DType) (Pointer, error)              { return m.take(p.Name) }
+func (m *paper) param(p *graph.Param, _ DType) (Pointer, error) { return m.take(p.Name) }
+func (m *paper) pair(p, q *graph.Param, _ DType) (Pointer, error) {
+	return m.take(p.Name + " and " + q.Name)
+}
 func (m *paper) table(_ any, label string, _ func() []byte) (Pointer, error) { return m.take(label) }
 func (m *paper) zeroed(label string, _ int64) (Pointer, error)               { return m.take(label) }
 

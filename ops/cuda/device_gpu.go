@@ -168,36 +168,64 @@ func (d *Device) start() (err error) {
 	return err
 }
 
+// usable answers the failure that the context did not survive.
+func (d *Device) usable() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lost != nil {
+		return fmt.Errorf("cuda: device %d is not usable after an earlier failure: %w", d.Info.Index, d.lost)
+	}
+	return nil
+}
+
 // do runs f on the executor goroutine and waits for it.
 func (d *Device) do(f func() error) error {
-	d.mu.Lock()
-	lost := d.lost
-	d.mu.Unlock()
-	if lost != nil {
-		return fmt.Errorf("cuda: device %d is not usable after an earlier failure: %w", d.Info.Index, lost)
+	if err := d.usable(); err != nil {
+		return err
 	}
 	return d.always(f)
 }
 
 // always is do without the refusal of a lost device: what Close needs.
 func (d *Device) always(f func() error) error {
-	answer := make(chan error, 1)
+	t := newTask(d, f)
+	return t.do()
+}
+
+// task is work for the executor goroutine that can be done again without an allocation, by one goroutine at a time.
+type task struct {
+	dev    *Device
+	call   func()
+	answer chan error
+}
+
+func newTask(d *Device, f func() error) *task {
+	t := &task{dev: d, answer: make(chan error, 1)}
+	t.call = func() {
+		err := f()
+		d.note(err)
+		t.answer <- err
+	}
+	return t
+}
+
+func (t *task) do() error {
+	d := t.dev
 	d.closing.Lock()
 	if d.closed {
 		d.closing.Unlock()
 		return fmt.Errorf("cuda: device %d is closed", d.Info.Index)
 	}
-	d.calls <- func() {
-		err := f()
-		d.note(err)
-		answer <- err
-	}
+	d.calls <- t.call
 	d.closing.Unlock()
-	return <-answer
+	return <-t.answer
 }
 
 // note remembers a failure after which the context answers nothing but that failure.
 func (d *Device) note(err error) {
+	if err == nil {
+		return
+	}
 	var e *Error
 	if !errors.As(err, &e) {
 		return

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 
+	"gorgonia.org/cu"
+
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 )
@@ -32,6 +34,7 @@ type Program struct {
 	tables   map[any]Pointer
 	replay   *Graph
 	launches int
+	run      *task // copies, replay, copies back, wait
 
 	mu sync.Mutex // one run at a time
 }
@@ -41,6 +44,7 @@ type feedSlot struct {
 	typ   graph.Type
 	to    Pointer
 	stage *HostBuffer
+	bytes int64 // on the device
 }
 
 type outputSlot struct {
@@ -52,17 +56,17 @@ type outputSlot struct {
 	value graph.Tensor
 }
 
-// weight is a parameter on a device, shared by all programs of it.
+// weight is a parameter on a device, or two whose rows follow each other, shared by all programs of it.
 type weight struct {
-	param   *graph.Param
-	as      DType
-	buf     *Buffer
-	version uint64
+	params   []*graph.Param
+	as       DType
+	buf      *Buffer
+	versions []uint64
 }
 
 type weightKey struct {
-	param *graph.Param
-	as    DType
+	param, second *graph.Param
+	as            DType
 }
 
 // residents are what outlives a program on its device.
@@ -102,6 +106,7 @@ func Compile(d *Device, plan *graph.Plan, options Options) (p *Program, err erro
 		return p, err
 	}
 	p.launches = queued.n
+	p.run = newTask(d, p.device)
 	return p, p.stage(options)
 }
 
@@ -139,7 +144,11 @@ func (p *Program) stage(options Options) (err error) {
 		if err != nil {
 			return err
 		}
-		p.inputs = append(p.inputs, feedSlot{n.Name(), n.Type(), to, stage})
+		bytes := int64(n.Type().Bytes())
+		if n.Type().DType == dtype.Float32 {
+			bytes = int64(n.Type().Size() * options.Type.Size())
+		}
+		p.inputs = append(p.inputs, feedSlot{n.Name(), n.Type(), to, stage, bytes})
 	}
 	for _, s := range p.comp.steps {
 		var h *HostBuffer
@@ -172,27 +181,44 @@ func (p *Program) stage(options Options) (err error) {
 type programMemory struct{ p *Program }
 
 func (m programMemory) param(param *graph.Param, as DType) (Pointer, error) {
+	return m.weight(weightKey{param, nil, as})
+}
+
+func (m programMemory) pair(p, q *graph.Param, as DType) (Pointer, error) {
+	return m.weight(weightKey{p, q, as})
+}
+
+func (m programMemory) weight(key weightKey) (Pointer, error) {
 	d := m.p.dev
 	d.kept.mu.Lock()
 	defer d.kept.mu.Unlock()
-	w := d.kept.weights[weightKey{param, as}]
+	w := d.kept.weights[key]
 	if w == nil {
-		if !param.HasValue() {
-			return Pointer{}, fmt.Errorf("parameter %s has no value: initialise it or load a checkpoint", param.Name)
+		w = &weight{params: []*graph.Param{key.param}, as: key.as}
+		label := key.param.Name
+		if key.second != nil {
+			w.params, label = append(w.params, key.second), label+" and "+key.second.Name
 		}
-		buf, err := d.Alloc(param.Name, int64(param.Type.Size()*as.Size()))
-		if err != nil {
+		size := 0
+		for _, p := range w.params {
+			if !p.HasValue() {
+				return Pointer{}, fmt.Errorf("parameter %s has no value: initialise it or load a checkpoint", p.Name)
+			}
+			size += p.Type.Size()
+		}
+		var err error
+		if w.buf, err = d.Alloc(label, int64(size*key.as.Size())); err != nil {
 			return Pointer{}, err
 		}
-		w = &weight{param: param, as: as, buf: buf}
+		w.versions = make([]uint64, len(w.params))
 		if err := w.upload(d); err != nil {
-			return Pointer{}, err
+			return Pointer{}, errors.Join(err, w.buf.Free())
 		}
-		d.kept.weights[weightKey{param, as}] = w
+		d.kept.weights[key] = w
 	}
-	if _, ok := m.p.params[weightKey{param, as}]; !ok {
+	if _, ok := m.p.params[key]; !ok {
 		m.p.weights = append(m.p.weights, w)
-		m.p.params[weightKey{param, as}] = w.buf.Pointer
+		m.p.params[key] = w.buf.Pointer
 	}
 	return w.buf.Pointer, nil
 }
@@ -236,7 +262,11 @@ type kept struct {
 }
 
 func (k *kept) param(param *graph.Param, as DType) (Pointer, error) {
-	return k.p.params[weightKey{param, as}], nil
+	return k.p.params[weightKey{param, nil, as}], nil
+}
+
+func (k *kept) pair(p, q *graph.Param, as DType) (Pointer, error) {
+	return k.p.params[weightKey{p, q, as}], nil
 }
 
 func (k *kept) table(key any, _ string, _ func() []byte) (Pointer, error) {
@@ -251,16 +281,46 @@ func (k *kept) zeroed(label string, bytes int64) (Pointer, error) {
 	return k.own[k.next-1].Pointer, nil
 }
 
-// upload sends the value of the parameter in the element type of the device.
-func (w *weight) upload(d *Device) error {
-	w.version = w.param.Version()
-	if w.param.State { // starts as zeros, and is the device's from then on
-		return errors.Join(d.Main().Fill(w.buf.Pointer, 0, w.buf.Bytes), d.Main().Wait())
+// stale says whether a value changed since it went up.
+func (w *weight) stale() bool {
+	for i, p := range w.params {
+		if !p.State && w.versions[i] != p.Version() {
+			return true
+		}
 	}
-	t := w.param.Tensor()
+	return false
+}
+
+// upload sends the values in the element type of the device.
+func (w *weight) upload(d *Device) error {
+	at := w.buf.Pointer
+	for i, p := range w.params {
+		w.versions[i] = p.Version()
+		bytes := int64(p.Type.Size() * w.as.Size())
+		if p.State { // starts as zeros, and is the device's from then on
+			if err := errors.Join(d.Main().Fill(at, 0, bytes), d.Main().Wait()); err != nil {
+				return err
+			}
+			continue
+		}
+		data, err := deviceBytes(p, w.as)
+		if err != nil {
+			return err
+		}
+		if err := d.Upload(at, data); err != nil {
+			return err
+		}
+		at = at.At(bytes)
+	}
+	return nil
+}
+
+// deviceBytes is the value of a parameter in the element type of the device.
+func deviceBytes(p *graph.Param, as DType) ([]byte, error) {
+	t := p.Tensor()
 	same := map[dtype.DType]DType{dtype.Float32: F32, dtype.BFloat16: BF16, dtype.Float16: F16}
-	if as, ok := same[t.DType]; ok && as == w.as {
-		return d.Upload(w.buf.Pointer, t.Bytes())
+	if stored, ok := same[t.DType]; ok && stored == as {
+		return t.Bytes(), nil
 	}
 	var x []float32
 	switch t.DType {
@@ -276,11 +336,11 @@ func (w *weight) upload(d *Device) error {
 			}
 		}
 	default:
-		return unsupported("parameter", "%s holds %s: float32, bfloat16 and float16 run on CUDA", w.param.Name, t.DType)
+		return nil, unsupported("parameter", "%s holds %s: float32, bfloat16 and float16 run on CUDA", p.Name, t.DType)
 	}
-	b := make([]byte, len(x)*w.as.Size())
-	narrow(b, x, w.as)
-	return d.Upload(w.buf.Pointer, b)
+	b := make([]byte, len(x)*as.Size())
+	narrow(b, x, as)
+	return b, nil
 }
 
 // narrow writes floats in the element type of the device.
@@ -308,45 +368,61 @@ func (p *Program) Do(ctx context.Context, feeds graph.Feeds) error {
 		return err
 	}
 	for _, w := range p.weights {
-		if !w.param.State && w.version != w.param.Version() {
+		if w.stale() {
 			if err := w.upload(p.dev); err != nil {
 				return err
 			}
 		}
 	}
-	s := p.dev.Main()
 	for _, in := range p.inputs {
-		n := in.typ.Bytes()
 		if x := floatFeed(feeds[in.name]); x != nil {
-			n = len(x) * p.comp.options.Type.Size()
 			narrow(in.stage.Data, x, p.comp.options.Type)
-		} else {
-			for i, v := range ints(feeds, in.name) {
-				binary.LittleEndian.PutUint32(in.stage.Data[4*i:], uint32(v))
-			}
+			continue
 		}
-		if err := s.Send(in.to, in.stage, int64(n)); err != nil {
-			return err
+		for i, v := range ints(feeds, in.name) {
+			binary.LittleEndian.PutUint32(in.stage.Data[4*i:], uint32(v))
 		}
 	}
 	for i, step := range p.comp.steps {
-		if step.fill == nil {
-			continue
-		}
-		step.fill(feeds, p.stages[i].Data)
-		if err := s.Send(step.to, p.stages[i], int64(step.bytes)); err != nil {
-			return err
+		if step.fill != nil {
+			step.fill(feeds, p.stages[i].Data)
 		}
 	}
-	if err := p.replay.Replay(s); err != nil {
+	if err := p.dev.usable(); err != nil {
 		return err
 	}
-	for _, o := range p.outputs {
-		if err := s.Fetch(o.stage, o.from, int64(len(o.stage.Data))); err != nil {
-			return err
+	return p.run.do()
+}
+
+// device is the device's part of a run, in one visit to the executor goroutine.
+func (p *Program) device() error {
+	s := p.dev.main.stream
+	for i := range p.inputs {
+		in := &p.inputs[i]
+		if err := cu.MemcpyHtoDAsync(cu.DevicePtr(in.to.Addr), in.stage.pointer, in.bytes, s); err != nil {
+			return wrap(err, "send input "+in.name)
 		}
 	}
-	return s.Wait()
+	for i := range p.comp.steps {
+		if step := &p.comp.steps[i]; step.fill != nil {
+			if err := cu.MemcpyHtoDAsync(cu.DevicePtr(step.to.Addr), p.stages[i].pointer, int64(step.bytes), s); err != nil {
+				return wrap(err, "send a work map")
+			}
+		}
+	}
+	if err := p.replay.exec.launch(s); err != nil {
+		return err
+	}
+	for i := range p.outputs {
+		o := &p.outputs[i]
+		if err := cu.MemcpyDtoHAsync(o.stage.pointer, cu.DevicePtr(o.from.Addr), int64(len(o.stage.Data)), s); err != nil {
+			return wrap(err, "fetch output "+o.node.Name())
+		}
+	}
+	if err := s.Synchronize(); err != nil {
+		return wrap(err, fmt.Sprintf("run of a plan of %d launches", p.launches))
+	}
+	return nil
 }
 
 func floatFeed(v any) []float32 {

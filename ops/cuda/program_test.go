@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -175,4 +176,37 @@ func TestDeviceProgramGeneratesOnPages(t *testing.T) {
 	}
 	step(prefill, 128, [3]int{30, 1, 90})
 	require.Equal(t, bytes, d.Stats().Bytes, "device memory grew between steps")
+}
+
+// The host's share of a run: feeds, one graph launch, the logits back.
+func TestDeviceSpeedProgramHost(t *testing.T) {
+	speed(t)
+	d := device(t)
+	m, err := models.New(tiny)
+	require.NoError(t, err)
+	require.NoError(t, m.Init(7))
+	b := graph.New(graph.Share(m.Params()))
+	logits := m.Logits(b, b.Input("tokens", dtype.Int32, 1, 1), models.Dropout{})
+	plan, err := b.Plan(logits)
+	require.NoError(t, err)
+	p, err := Compile(d, plan, Options{})
+	require.NoError(t, err)
+	defer p.Close()
+	feeds := graph.Feeds{"tokens": make([]int32, 1)}
+	run := func(n int, f func() error) float64 {
+		start := time.Now()
+		for range n {
+			require.NoError(t, f())
+		}
+		return float64(time.Since(start).Microseconds()) / float64(n)
+	}
+	do := func() error { return p.Do(context.Background(), feeds) }
+	run(100, do)
+	whole := run(2000, do)
+	queued := run(2000, func() error { return p.replay.Replay(d.Main()) })
+	require.NoError(t, d.Main().Wait())
+	row(t, "program, host", fmt.Sprintf("%d launches: %.1f us a run, %.1f us a queued replay", p.Launches(), whole, queued), whole, 0, 0)
+	allocs := testing.AllocsPerRun(200, func() { require.NoError(t, do()) })
+	t.Logf("%v allocations a run", allocs)
+	fmt.Printf("BENCH\tallocations a run\t%v\n", allocs)
 }
