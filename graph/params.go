@@ -66,6 +66,9 @@ func (p *Param) Touch() { p.version++ }
 // value.
 func (p *Param) Store(dt dtype.DType, value []byte) error {
 	t := Type{dt, p.Type.Shape}
+	if !dt.Valid() {
+		return fmt.Errorf("parameter %s: %s is no element type", p.Name, dt)
+	}
 	if len(value) != t.Bytes() {
 		return fmt.Errorf("parameter %s: %s has %d bytes, got %d", p.Name, t, t.Bytes(), len(value))
 	}
@@ -85,6 +88,8 @@ func (p *Param) Adopt(mem []byte) error {
 	if len(mem) != p.Type.Bytes() {
 		return fmt.Errorf("parameter %s: %s has %d bytes, got %d", p.Name, p.Type, p.Type.Bytes(), len(mem))
 	}
+	p.memMu.Lock()
+	defer p.memMu.Unlock()
 	p.mem = mem
 	p.version++
 	return nil

@@ -36,6 +36,6 @@ func show() error {
 	if err != nil {
 		return err
 	}
-	fmt.Print(plan, "x ", x, "\ny ", graph.Data[float32](v), "\n")
-	return nil
+	_, err = fmt.Print(plan, "x ", x, "\ny ", graph.Data[float32](v), "\n")
+	return err
 }
