@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"sort"
 	"strings"
@@ -114,6 +115,8 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 	if err := r.checkFeeds(feeds); err != nil {
 		return err
 	}
+	// A weight in a mapped file that somebody shortens is an error of the run.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	if r.poison {
 		r.fillPoison()
 	}
@@ -143,7 +146,10 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 // run calls the body of n; its error, or panic, comes back with n's name.
 func (n *Node) run(c *Call) (err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		p := recover()
+		if fault, ok := p.(interface{ Addr() uintptr }); ok {
+			err = located(n.name, n.op.Name(), fmt.Errorf("the memory at %#x cannot be read: was the file of a mapped weight shortened?", fault.Addr()))
+		} else if p != nil {
 			err = located(n.name, n.op.Name(), fmt.Errorf("panic: %v", p))
 		}
 	}()
