@@ -12,3 +12,5 @@ import (
 func mapFile(*os.File, int64) ([]byte, error) { return nil, errors.ErrUnsupported }
 
 func unmapFile([]byte) error { return nil }
+
+func forget([]byte, int64) {}

@@ -19,3 +19,11 @@ func mapFile(f *os.File, size int64) ([]byte, error) {
 }
 
 func unmapFile(mem []byte) error { return unix.Munmap(mem) }
+
+// forget lets the pages of the first n bytes go from memory; reading them again
+// brings them back.
+func forget(mem []byte, n int64) {
+	if whole := int(n) / os.Getpagesize() * os.Getpagesize(); whole > 0 && whole <= len(mem) {
+		_ = unix.Madvise(mem[:whole], unix.MADV_DONTNEED) // a hint
+	}
+}
