@@ -32,6 +32,28 @@ func CodingOf(p *graph.Param) Coding {
 	return p.Attach(codingKey, func() any { return Coding(0) }).(Coding)
 }
 
+const rowsKey = "rows"
+
+// SetRows says in which order the rows of a parameter in blocks lie: see
+// native.Rows.
+func SetRows(p *graph.Param, r native.Rows) { p.Attach(rowsKey, func() any { return r }) }
+
+// RowsOf is that order.
+func RowsOf(p *graph.Param) native.Rows {
+	if p == nil || p.Type.DType != dtype.UInt8 {
+		return 0
+	}
+	return p.Attach(rowsKey, func() any { return native.Rows(0) }).(native.Rows)
+}
+
+// rowsOf is that of a node; 0 for one that is missing.
+func rowsOf(w *graph.Node) native.Rows {
+	if w == nil {
+		return 0
+	}
+	return RowsOf(w.Param())
+}
+
 // codingOf is that of a node; 0 for one that is missing.
 func codingOf(w *graph.Node) Coding {
 	if w == nil {

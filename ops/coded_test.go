@@ -40,7 +40,7 @@ func TestBlockCodedWeights(t *testing.T) {
 				p, err := ps.Add(name, typ, false)
 				require.NoError(t, err)
 				if wide {
-					c.Widen(graph.Data[float32](p.Tensor()), rows[name])
+					c.Widen(graph.Data[float32](p.Tensor()), rows[name], 0, shape[0], shape[1])
 				} else {
 					require.NoError(t, p.Adopt(rows[name]))
 					ops.SetCoding(p, c)

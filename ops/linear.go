@@ -17,9 +17,9 @@ func init() {
 		FLOPs:  func(_ graph.Op, in, out []graph.Type) int64 { return 2 * int64(out[0].Size()) * int64(last(in[0])) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
 			dy := g.Out(0)
-			c := g.Op.(LinearOp).Coding
-			grads := []*graph.Node{graph.ApplyAs("linear_grad_x", linearGradX{c}, dy, g.In[1]), nil}
-			if c == 0 && !isHalf(g.In[1].Type()) {
+			o := g.Op.(LinearOp)
+			grads := []*graph.Node{graph.ApplyAs("linear_grad_x", linearGradX(o), dy, g.In[1]), nil}
+			if o.Coding == 0 && !isHalf(g.In[1].Type()) {
 				grads[1] = graph.ApplyAs("linear_grad_w", linearGradW{}, dy, g.In[0])
 			}
 			if len(g.In) == 3 {
@@ -54,8 +54,12 @@ func init() {
 // x is [...,K], w [N,K] as checkpoints store it, b [N], y [...,N]. For float32
 // activations w may be stored as bfloat16 or float16, or in the blocks of
 // Coding: it is read as it is stored, gives the bits that the widened weight
-// would give, and has no gradient.
-type LinearOp struct{ Coding Coding }
+// would give, and has no gradient. The rows of one in blocks may lie in another
+// order, as Rows says.
+type LinearOp struct {
+	Coding Coding
+	Rows   native.Rows
+}
 
 // Linear adds a LinearOp: y = x w^T, plus bias when one is given. The node is
 // named after the weight. A weight stored in 8 bits is read as it is: then it
@@ -64,7 +68,7 @@ func Linear(x, w *graph.Node, bias ...*graph.Node) *graph.Node {
 	if w.Type().DType.IsFloat8() {
 		return FP8WeightLinear(x, w, FP8WeightLinearOp{}, bias...)
 	}
-	return graph.ApplyAs(linearLabel(w), LinearOp{codingOf(w)}, append([]*graph.Node{x, w}, bias...)...)
+	return graph.ApplyAs(linearLabel(w), LinearOp{codingOf(w), rowsOf(w)}, append([]*graph.Node{x, w}, bias...)...)
 }
 
 // linearLabel is the weight's name without its ".weight".
@@ -103,13 +107,17 @@ func (o LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if len(in) == 3 && (in[2].Rank() != 1 || in[2].Shape[0] != w.Shape[0]) {
 		return nil, fmt.Errorf("bias must be [%d] for w %s, got %s", w.Shape[0], w.Dims(), in[2].Dims())
 	}
+	if n := int(o.Rows); n < 0 || n%2 != 0 || n > 0 && w.Shape[0]%n != 0 {
+		return nil, fmt.Errorf("rows in heads must be an even number that divides those of w %s, got %d", w.Dims(), n)
+	}
 	return []graph.Type{withLast(x, w.Shape[0])}, nil
 }
 
 func linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
-	if mem, coding, ok := coded(w, c.Op.(LinearOp).Coding); ok {
-		native.LinearCoded(graph.Data[float32](c.Out[0]), graph.Data[float32](x), mem, data[float32](c.In, 2), coding,
+	o := c.Op.(LinearOp)
+	if mem, coding, ok := coded(w, o.Coding); ok {
+		native.LinearCoded(graph.Data[float32](c.Out[0]), graph.Data[float32](x), mem, data[float32](c.In, 2), coding, o.Rows,
 			rows(x.Type), w.Shape[0], last(x.Type))
 		return nil
 	}
@@ -119,7 +127,7 @@ func linear[T native.Float](c *graph.Call) error {
 }
 
 // linearGradX is dx = dy w.
-type linearGradX struct{ Coding Coding }
+type linearGradX LinearOp
 
 func (linearGradX) Name() string { return "linear_grad_x" }
 func (o linearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
@@ -132,8 +140,9 @@ func (o linearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func linearGradXBody[T native.Float](c *graph.Call) error {
 	dy, w := c.In[0], c.In[1]
-	if mem, coding, ok := coded(w, c.Op.(linearGradX).Coding); ok {
-		native.LinearCodedGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](dy), mem, coding, rows(dy.Type), w.Shape[0], last(c.Out[0].Type))
+	o := c.Op.(linearGradX)
+	if mem, coding, ok := coded(w, o.Coding); ok {
+		native.LinearCodedGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](dy), mem, coding, o.Rows, rows(dy.Type), w.Shape[0], last(c.Out[0].Type))
 		return nil
 	}
 	native.LinearGradInput(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])

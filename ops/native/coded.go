@@ -52,9 +52,25 @@ func (c Coding) Bytes(k int) int {
 // Blocks reports whether rows must be a multiple of 32 numbers.
 func (c Coding) Blocks() bool { return c >= CodedQ8_0 }
 
+// Rows is the order of the rows of a stored weight: 0 as they are, else heads of
+// so many rows (an even number) in which neighbours are half a head apart, as
+// GGUF has the queries and keys of llama: row s n/2 + i of a head, s of 0 and 1,
+// lies at 2i + s.
+type Rows int
+
+// at is where a row lies.
+func (r Rows) at(row int) int {
+	n := int(r)
+	if n == 0 {
+		return row
+	}
+	head, i := row/n*n, row%n
+	return head + i%(n/2)*2 + i/(n/2)
+}
+
 // LinearCoded is Linear with w[N,K] stored in a coding.
-func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, m, n, k int) {
-	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, m: m, n: n, k: k, cols: tileCols[float32]()}
+func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m, n, k int) {
+	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, order: order, m: m, n: n, k: k, cols: tileCols[float32]()}
 	if m > gemmFew {
 		a.cols = codedCols // a piece of w that is widened once serves all rows
 	}
@@ -62,8 +78,8 @@ func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, m, n, k int) {
 }
 
 // LinearCodedGradInput is LinearGradInput with w[N,K] stored in a coding.
-func LinearCodedGradInput(dx, dy []float32, w []byte, c Coding, m, n, k int) {
-	a := codedArgs{y: dx, x: dy, w: w, coding: c, m: m, n: n, k: k, cols: codedCols}
+func LinearCodedGradInput(dx, dy []float32, w []byte, c Coding, order Rows, m, n, k int) {
+	a := codedArgs{y: dx, x: dy, w: w, coding: c, order: order, m: m, n: n, k: k, cols: codedCols}
 	linearCodedGrad.launch(ceilDiv(k, a.cols), a)
 }
 
@@ -87,6 +103,7 @@ type codedArgs struct {
 	w             []byte
 	ids           []int32
 	coding        Coding
+	order         Rows
 	m, n, k, cols int
 }
 
@@ -99,7 +116,7 @@ var (
 // widen fills y with the numbers of a row of w from column j on; both j and the
 // length are whole blocks.
 func (a *codedArgs) widen(y []float32, row, j int) {
-	a.coding.widen(y, a.w[row*a.coding.Bytes(a.k)+a.coding.Bytes(j):])
+	a.coding.widen(y, a.w[a.order.at(row)*a.coding.Bytes(a.k)+a.coding.Bytes(j):])
 }
 
 // linearCodedUnit computes columns of y, gemmKC products at a time as Gemm does.
@@ -155,8 +172,13 @@ func embeddingCodedUnit(a *codedArgs, unit int) {
 	}
 }
 
-// Widen fills y with the numbers of x, whole blocks.
-func (c Coding) Widen(y []float32, x []byte) { c.widen(y, x) }
+// Widen fills y [N,K] with a stored weight.
+func (c Coding) Widen(y []float32, x []byte, order Rows, n, k int) {
+	a := codedArgs{w: x, coding: c, order: order, k: k}
+	for row := range n {
+		a.widen(y[row*k:(row+1)*k], row, 0)
+	}
+}
 
 // widen fills y with the first numbers of x.
 func (c Coding) widen(y []float32, x []byte) {

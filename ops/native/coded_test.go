@@ -147,12 +147,12 @@ func TestCodedWeightsGiveTheBitsOfWideOnes(t *testing.T) {
 				for _, bias := range [][]float32{nil, b} {
 					want, got := fresh(m*n), fresh(m*n)
 					Linear(want, x, wide, bias, m, n, k)
-					LinearCoded(got, x, w, bias, c, m, n, k)
+					LinearCoded(got, x, w, bias, c, 0, m, n, k)
 					require.Equal(t, want, got, "%s %v", c, s)
 				}
 				want, got := fresh(m*k), fresh(m*k)
 				LinearGradInput(want, dy, wide, m, n, k)
-				LinearCodedGradInput(got, dy, w, c, m, n, k)
+				LinearCodedGradInput(got, dy, w, c, 0, m, n, k)
 				require.Equal(t, want, got, "%s %v", c, s)
 			}
 			ids := []int32{int32(n - 1), 0, int32(n / 2)}
@@ -163,6 +163,37 @@ func TestCodedWeightsGiveTheBitsOfWideOnes(t *testing.T) {
 			require.Error(t, EmbeddingCoded(got, w, c, []int32{int32(n)}, 1, n, k))
 		}
 	}
+}
+
+// TestRowsOfHeads reads a weight whose rows lie as GGUF has them.
+func TestRowsOfHeads(t *testing.T) {
+	const heads, d, k, m = 3, 10, 32, 5
+	r := rand.New(rand.NewPCG(5, 6))
+	w := randomCoded(r, CodedQ8_0, heads*d*k)
+	row := CodedQ8_0.Bytes(k)
+	turned := make([]byte, len(w))
+	for h := range heads {
+		for i := range d / 2 {
+			for s := range 2 {
+				copy(turned[(h*d+2*i+s)*row:][:row], w[(h*d+s*d/2+i)*row:])
+			}
+		}
+	}
+	x, dy := make([]float32, m*k), make([]float32, m*heads*d)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	for i := range dy {
+		dy[i] = float32(r.NormFloat64())
+	}
+	want, got := make([]float32, m*heads*d), make([]float32, m*heads*d)
+	LinearCoded(want, x, w, nil, CodedQ8_0, 0, m, heads*d, k)
+	LinearCoded(got, x, turned, nil, CodedQ8_0, d, m, heads*d, k)
+	require.Equal(t, want, got)
+	want, got = make([]float32, m*k), make([]float32, m*k)
+	LinearCodedGradInput(want, dy, w, CodedQ8_0, 0, m, heads*d, k)
+	LinearCodedGradInput(got, dy, turned, CodedQ8_0, d, m, heads*d, k)
+	require.Equal(t, want, got)
 }
 
 // BenchmarkLinearOneRow compares one row of activations on a weight of 32 M
@@ -181,7 +212,7 @@ func BenchmarkLinearOneRow(b *testing.B) {
 		b.Run(c.String(), func(b *testing.B) {
 			b.SetBytes(int64(len(coded)))
 			for b.Loop() {
-				LinearCoded(y, x, coded, nil, c, 1, n, k)
+				LinearCoded(y, x, coded, nil, c, 0, 1, n, k)
 			}
 		})
 	}
