@@ -13,6 +13,8 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // LoadReport says what loading did beyond copying tensors of the same name.
@@ -347,9 +349,12 @@ func (c *Config) skips(name string) bool {
 // place gives a matrix that is stored as it is kept its value: the file's memory
 // where that is possible, else a copy.
 func (m *Transformer) place(p *graph.Param, t *checkpoint.Tensor, turned int, s *source) error {
-	if mem, ok := view(t); ok && turned == 0 {
+	if mem, ok := view(t); ok && (turned == 0 || p.Type.DType == dtype.UInt8) {
 		m.files = s.ck
 		p.Frozen = true // it must not be written to
+		if turned > 0 {
+			ops.SetRows(p, native.Rows(m.Config.HeadDim)) // the op reads them in order
+		}
 		return p.Adopt(mem)
 	}
 	return inOrder(t.Raw, p.Tensor().Bytes(), turned, m.Config.HeadDim, int(t.Bytes())/max(t.Rows(), 1))

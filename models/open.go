@@ -5,6 +5,7 @@ package models
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -18,7 +19,8 @@ type Opened struct {
 	Path      string
 	Tokenizer *tokenizer.Tokenizer // nil without one
 	Report    LoadReport
-	// Metadata are the keys of a GGUF file, nil for a folder.
+	// Metadata are the keys of a GGUF file but the tokenizer's lists, nil for a
+	// folder.
 	Metadata checkpoint.Metadata
 }
 
@@ -99,6 +101,11 @@ func (o *Opened) openGGUF(kept storage) error {
 	if _, ok := o.Metadata["tokenizer.ggml.model"]; ok {
 		if o.Tokenizer, err = ggufTokenizer(o.Metadata); err != nil {
 			return fail(err)
+		}
+		// The tokenizer has them; they are most of the header.
+		o.Metadata = maps.Clone(o.Metadata)
+		for _, key := range []string{"tokens", "merges", "scores", "token_type"} {
+			delete(o.Metadata, "tokenizer.ggml."+key)
 		}
 		// A turn of a chat ends with a token of its own in some files.
 		for _, id := range o.Tokenizer.Special().Stop {

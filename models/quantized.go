@@ -130,7 +130,7 @@ func (m *Transformer) wide(p *graph.Param) []float32 {
 	if c := ops.CodingOf(p); c != 0 {
 		shape := shapeOf(p)
 		x := make([]float32, shape[0]*shape[1])
-		c.Widen(x, t.Bytes())
+		c.Widen(x, t.Bytes(), ops.RowsOf(p), shape[0], shape[1])
 		return x
 	}
 	if !t.DType.IsFloat8() {

@@ -68,7 +68,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.StringVar(&s.system, "system", "", "what the chat's system message says")
 	f.StringVar(&s.backend, "backend", "native", "what computes: native")
 	f.IntVar(&s.n, "n", 200, "most tokens to write at a time; 0: until the context is full")
-	f.IntVar(&s.context, "context", 0, "most tokens of prompt and text; 0: the model's, at most 8192")
+	f.IntVar(&s.context, "context", 0, "most tokens of prompt and text; 0: the model's, at most 4096")
 	f.Uint64Var(&s.sampling.Seed, "seed", 0, "seed of the draws")
 	f.Float64Var(&s.sampling.Temperature, "temperature", 0.8, "divides the logits; 0 takes the likeliest token")
 	f.IntVar(&s.sampling.TopK, "top-k", 0, "keep the K likeliest tokens; 0: all")
@@ -119,7 +119,7 @@ func flagError(err error) error {
 }
 
 // standardContext keeps the memory of a model with a very long context small.
-const standardContext = 8192
+const standardContext = 4096
 
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) error {
 	s, err := parse(args, errOut)
