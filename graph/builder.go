@@ -170,6 +170,14 @@ func (n *Node) text() string {
 	return n.name
 }
 
+// Label is the name inside the scope.
+func (n *Node) Label() string {
+	if n == nil {
+		return ""
+	}
+	return strings.TrimPrefix(strings.TrimPrefix(n.name, n.scope), ".")
+}
+
 // Scope is the path that the node was built under.
 func (n *Node) Scope() string { return n.scope }
 

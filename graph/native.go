@@ -48,6 +48,9 @@ func Timing() NativeOption {
 // Native binds the plan to an arena. Every step must have a body, and every
 // parameter a value.
 func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
+	if p == nil {
+		return nil, errors.New("graph: Native: there is no plan: see the error of Plan")
+	}
 	r = &Native{plan: p}
 	for _, o := range opts {
 		o(r)

@@ -77,6 +77,29 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 	return p, nil
 }
 
+// ancestors lists what the outputs depend on, inputs before users.
+func ancestors(b *Builder, outputs []*Node) []*Node {
+	live := make(map[*Node]bool, len(b.nodes))
+	for _, o := range outputs {
+		live[o] = true
+	}
+	var list []*Node
+	for i := len(b.nodes) - 1; i >= 0; i-- {
+		n := b.nodes[i]
+		if !live[n] {
+			continue
+		}
+		for _, in := range n.in {
+			live[in] = true
+		}
+		list = append(list, n)
+	}
+	for i, j := 0, len(list)-1; i < j; i, j = i+1, j-1 {
+		list[i], list[j] = list[j], list[i]
+	}
+	return list
+}
+
 // isView reports whether n needs no work: its value is in its input's memory.
 func (n *Node) isView() bool {
 	_, ok := n.op.(Aliaser)

@@ -3,7 +3,6 @@ package graph
 import (
 	"errors"
 	"fmt"
-	"strings"
 )
 
 // Substitute decides what becomes of an op node n in a pass: its results built
@@ -108,35 +107,4 @@ func fits(nb *Builder, n *Node, out []*Node) error {
 		}
 	}
 	return nil
-}
-
-// Label is the name inside the scope.
-func (n *Node) Label() string {
-	if n == nil {
-		return ""
-	}
-	return strings.TrimPrefix(strings.TrimPrefix(n.name, n.scope), ".")
-}
-
-// ancestors lists what the outputs depend on, inputs before users.
-func ancestors(b *Builder, outputs []*Node) []*Node {
-	live := make(map[*Node]bool, len(b.nodes))
-	for _, o := range outputs {
-		live[o] = true
-	}
-	var list []*Node
-	for i := len(b.nodes) - 1; i >= 0; i-- {
-		n := b.nodes[i]
-		if !live[n] {
-			continue
-		}
-		for _, in := range n.in {
-			live[in] = true
-		}
-		list = append(list, n)
-	}
-	for i, j := 0, len(list)-1; i < j; i, j = i+1, j-1 {
-		list[i], list[j] = list[j], list[i]
-	}
-	return list
 }

@@ -126,7 +126,7 @@ const unitEps = 1e-6
 func (l *layer) deltaAttention(x *graph.Node) *graph.Node {
 	d, s := l.c.Delta, l.Scope("self_attn")
 	all := d.Heads * d.HeadDim
-	lead := x.Shape()[:len(x.Shape())-1]
+	lead := leading(x)
 	heads := func(y *graph.Node) *graph.Node {
 		return ops.Reshape(y, append(slices.Clone(lead), d.Heads, d.HeadDim)...)
 	}

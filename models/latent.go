@@ -38,7 +38,7 @@ const latentEps = 1e-6
 
 func (l *layer) latentAttention(x *graph.Node) *graph.Node {
 	c, a, s := l.c, l.c.Latent, l.Scope("self_attn")
-	lead := x.Shape()[:len(x.Shape())-1]
+	lead := leading(x)
 	var q *graph.Node
 	if a.QRank > 0 {
 		small := l.arch.norm(s, "q_a_layernorm", linear(s, "q_a_proj", x, a.QRank, c.QKVBias), latentEps)

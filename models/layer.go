@@ -38,7 +38,7 @@ func (a *architecture) norm(b *graph.Builder, name string, x *graph.Node, eps fl
 // meet, and projects the result back.
 func (l *layer) attention(x *graph.Node) *graph.Node {
 	c, s := l.c, l.Scope("self_attn")
-	lead := x.Shape()[:len(x.Shape())-1]
+	lead := leading(x)
 	project := func(name, norm string, n int) *graph.Node {
 		y := linear(s, name, x, n*c.HeadDim, c.QKVBias)
 		normed := c.QKNorm && norm != ""
@@ -54,6 +54,13 @@ func (l *layer) attention(x *graph.Node) *graph.Node {
 	q, k, v := project("q_proj", "q_norm", c.Heads), project("k_proj", "k_norm", c.KVHeads), project("v_proj", "", c.KVHeads)
 	o := ops.Reshape(l.mix.Attention(l.index, q, k, v), append(slices.Clone(lead), c.Heads*c.HeadDim)...)
 	return l.drop.apply(linear(s, "o_proj", o, c.Hidden, c.OutputBias), fmt.Sprintf("attn.%d", l.index))
+}
+
+// leading are the dimensions of x but the last; none of a node that could not be
+// built.
+func leading(x *graph.Node) []int {
+	s := x.Shape()
+	return s[:max(0, len(s)-1)]
 }
 
 // gatedUnit is down(act(gate x) * up x) with the activation of the type.

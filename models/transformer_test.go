@@ -113,3 +113,22 @@ func BenchmarkTrainStep(b *testing.B) {
 		b.Logf("arena %d bytes\n%s", run.Plan().Arena, run.Profile())
 	}
 }
+
+// TestModelsSayWhatIsWrong: every type gives the builder's first error for sizes
+// that no graph has, and does not panic on the nodes that could not be built.
+func TestModelsSayWhatIsWrong(t *testing.T) {
+	for _, dir := range goldenFolders(t) {
+		m, _, err := models.Load(dir)
+		require.NoError(t, err)
+		for want, build := range map[string]func(b *graph.Builder){
+			"dimension 0 of [0,8] is 0":              func(b *graph.Builder) { m.Loss(b, 0, 8, 0, 0) },
+			"dimension 1 of [1,-1] is -1":            func(b *graph.Builder) { m.Loss(b, 1, -1, 0, 0) },
+			"p must be in [0,1), got 2":              func(b *graph.Builder) { m.Loss(b, 1, 8, 2, 0) },
+			"is 0, every dimension must be at least": func(b *graph.Builder) { m.Packed(b, models.Packed{}) },
+		} {
+			b := graph.New(graph.Share(m.Params()))
+			build(b)
+			require.ErrorContains(t, b.Err(), want, dir)
+		}
+	}
+}

@@ -20,11 +20,6 @@ func init() {
 // connection.
 func Add(a, b *graph.Node) *graph.Node { return graph.Apply(graph.Add{}, a, b) }
 
-// Reshape shows the same elements under another shape, without a copy.
-func Reshape(x *graph.Node, shape ...int) *graph.Node {
-	return graph.Apply(graph.Reshape{Shape: shape}, x)
-}
-
 func add[T native.Float](c *graph.Call) error {
 	native.Add(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), c.Out[0].Size())
 	return nil

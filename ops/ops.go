@@ -3,8 +3,8 @@
 // its native body, and the constructor that model code calls.
 //
 // An op is one file here, with the same stem in native (the body on slices),
-// optest (the float64 oracle) and cuda (the kernel). README.md shows how to add
-// one.
+// optest (the float64 oracle), optest/cases (its cases) and cuda (the kernel).
+// README.md shows how to add one.
 package ops
 
 import (

@@ -59,9 +59,10 @@ func TestResultsDoNotDependOnWorkers(t *testing.T) {
 // TestEveryOpIsTested holds the registry to the tables: an op has a native
 // body, and cases, or is the gradient of an op that has.
 func TestEveryOpIsTested(t *testing.T) {
-	tested := map[string]bool{}
+	tested, graded := map[string]bool{}, map[string]bool{}
 	for _, c := range cases.All() {
 		tested[c.Op] = true
+		graded[c.Op] = graded[c.Op] || c.Err == "" && c.Grad != nil
 	}
 	for _, name := range graph.Registered() {
 		d, _ := graph.Lookup(name)
@@ -72,6 +73,7 @@ func TestEveryOpIsTested(t *testing.T) {
 			require.True(t, tested[name[:strings.Index(name, "_grad")]], "%s: the op has no cases", name)
 		default:
 			require.True(t, tested[name], "%s has no cases in ops/optest/cases", name)
+			require.True(t, graded[name] || d.Grad == nil, "%s has a gradient rule that no case checks", name)
 		}
 		require.True(t, d.Native != nil || name == "reshape", "%s has no native body", name)
 	}

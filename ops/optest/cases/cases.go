@@ -163,7 +163,7 @@ func (c Case) Forward(t optest.TestingT, dt dtype.DType, exec Executor) {
 			continue
 		}
 		d := optest.RequireClose(t, fmt.Sprintf("%s %s: result %d", c.Op, c.Name, i), floats(got[0]), want, unit(dt), c.C, results[i].Shape()...)
-		report(t, c, fmt.Sprint("result ", i), d.RMS/float64(unit(dt)))
+		report(t, c, dt, fmt.Sprint("result ", i), d.RMS/float64(unit(dt)))
 		got = got[1:]
 	}
 }
@@ -224,7 +224,7 @@ func (c Case) Gradient(t optest.TestingT, dt dtype.DType, exec Executor) {
 	want := c.Grad(in, dout)
 	for k, i := range of {
 		d := optest.RequireClose(t, fmt.Sprintf("%s %s: gradient of %s", c.Op, c.Name, in[i].Name), floats(got[k]), want[i], unit(dt), c.CGrad, in[i].Shape...)
-		report(t, c, "gradient of "+in[i].Name, d.RMS/float64(unit(dt)))
+		report(t, c, dt, "gradient of "+in[i].Name, d.RMS/float64(unit(dt)))
 	}
 }
 
@@ -268,9 +268,9 @@ func needed(p *graph.Plan, feeds graph.Feeds) graph.Feeds {
 }
 
 // report logs the measured error beside its bound where the test can log.
-func report(t optest.TestingT, c Case, what string, units float64) {
+func report(t optest.TestingT, c Case, dt dtype.DType, what string, units float64) {
 	if l, ok := t.(interface{ Logf(string, ...any) }); ok {
-		l.Logf("%s %s: %s: %.2f roundoffs (bounds %g, %g)", c.Op, c.Name, what, units, c.C, c.CGrad)
+		l.Logf("%s %s in %s: %s: %.2f roundoffs (bounds %g, %g)", c.Op, c.Name, dt, what, units, c.C, c.CGrad)
 	}
 }
 
