@@ -22,7 +22,9 @@ import (
 
 // Transformer is a decoder with grouped-query attention, rotary positions,
 // RMSNorm and a gated unit: llama and the types that vary it, each in the file
-// with its name. Parameters carry the names of the Hugging Face checkpoint.
+// with its name, down to those whose layers keep a state (kimi_linear) or choose
+// among experts. Parameters carry the names of the Hugging Face checkpoint; the
+// matrices of all experts of a layer are one, see OnDisk.
 type Transformer struct {
 	Config Config
 

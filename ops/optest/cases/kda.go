@@ -141,13 +141,13 @@ func kdaCases() []Case {
 		{cu: []int32{0, 0, 3}, h: 1, hv: 1, dk: 16, dv: 8},
 	} {
 		for _, u.recurrent = range []bool{false, true} {
-			u.c, u.grad = 16, 32 // measured 3.5 and 7.1
+			u.c, u.grad = 8, 16 // measured 3.5 and 7.1
 			cs = append(cs, u.testCase())
 		}
 	}
 	// A loss of one of the two results only.
 	for i, name := range []string{"of o alone", "of the state alone"} {
-		c := kdaUse{b: 2, t: 17, h: 1, hv: 2, dk: 16, dv: 24, s0: true, c: 16, grad: 32}.testCase()
+		c := kdaUse{b: 2, t: 17, h: 1, hv: 2, dk: 16, dv: 24, s0: true, c: 8, grad: 16}.testCase()
 		build := c.Build
 		c.Name += " " + name
 		c.Build = func(in []*graph.Node) []*graph.Node {

@@ -110,7 +110,7 @@ func routeWeightsCases() []Case {
 			Grad: func(in []Input, d [][]float64) [][]float64 {
 				return [][]float64{r.RouteGrad(d[0], in[0].F, in[1].I), nil}
 			},
-			C: 4, CGrad: 16,
+			C: 2, CGrad: 2, // measured 0.5 and 0.5
 		})
 	}
 	return append(cs, Case{Op: "route_weights", Name: "ids", In: []Input{Normal("logits", 3, 8), Ints("ids", 8, 3, 3)},
@@ -140,7 +140,7 @@ func expertsCases() []Case {
 				a, b, c, e, f := x.Backward(d[0], in[0].F, in[1].F, in[2].I, in[3].F, in[4].F, in[5].F)
 				return [][]float64{a, b, nil, c, e, f}
 			},
-			C: 8, CGrad: 16,
+			C: 8, CGrad: 10, // measured 3.7 and 4.4
 		})
 	}
 	bad := func(name, err string, change func(in []Input)) Case {
@@ -170,7 +170,7 @@ func balanceCases() []Case {
 			Grad: func(in []Input, d [][]float64) [][]float64 {
 				return [][]float64{r.BalanceLossGrad(d[0][0], in[0].F, in[1].I), nil}
 			},
-			C: 8, CGrad: 16,
+			C: 8, CGrad: 4, // measured 4.3, one chain of tokens in the oracle, and 1.7
 		})
 	}
 	return append(cs, Case{Op: "balance_loss", Name: "ids", In: []Input{Normal("logits", 3, 8), Ints("ids", 8, 3, 3)},
