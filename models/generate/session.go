@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 
@@ -31,6 +32,10 @@ type Options struct {
 	Requests int // most requests at a time; default 1
 	PageSize int // tokens of a page, a power of two up to 256; default 16
 	Chunk    int // most tokens of a step; default 256
+
+	// Compile makes what runs a step's plan; default: graph.Plan.Native. The
+	// session closes what has a Close method.
+	Compile func(*graph.Plan) (graph.Executor, error)
 }
 
 // ErrContextFull is the error of a request that has no room for another token.
@@ -75,6 +80,9 @@ func New(m Model, o Options) (*Session, error) {
 		return nil, &ParamError{"PageSize", o.PageSize, "a power of two"}
 	}
 	o.Chunk = max(o.Chunk, o.Requests) // every request can go on in every step
+	if o.Compile == nil {
+		o.Compile = func(p *graph.Plan) (graph.Executor, error) { return p.Native() }
+	}
 	s := &Session{model: m, opts: o, vocab: vocab, eos: eos, states: graph.NewParams(), steps: map[[2]int]*step{}}
 	for p := range s.pages() {
 		s.free = append(s.free, int32(s.pages()-1-p))
@@ -90,6 +98,24 @@ func (s *Session) perRequest() int {
 	return pagesOf(s.opts.Context, s.opts.PageSize)
 }
 func (s *Session) pages() int { return s.perRequest() * s.opts.Requests }
+
+// Close ends the session and frees what its executors hold outside the Go
+// heap. A session that runs natively needs none.
+func (s *Session) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed == nil {
+		s.failed = errors.New("generate: the session is closed")
+	}
+	var errs []error
+	for _, st := range s.steps {
+		if c, ok := st.run.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	clear(s.steps)
+	return errors.Join(errs...)
+}
 
 // Request is one text in the making.
 type Request struct {
@@ -250,7 +276,7 @@ func (s *Session) advance(ctx context.Context) error {
 
 // step is a plan for one size of step, with its inputs.
 type step struct {
-	run    *graph.Native
+	run    graph.Executor
 	logits *graph.Node
 	feeds  graph.Feeds
 
@@ -273,7 +299,7 @@ func (s *Session) step(tokens, requests int) (*step, error) {
 	if err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
 	}
-	if st.run, err = plan.Native(); err != nil {
+	if st.run, err = s.opts.Compile(plan); err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
 	}
 	asked := map[string]bool{} // not every model has pages, or states

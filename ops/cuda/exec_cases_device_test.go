@@ -1,0 +1,204 @@
+//go:build gpu
+
+package cuda
+
+// Every op with a body against its float64 oracle, through graph, plan and executor: the case tables of native, and cases of
+// sizes that the kernels of attention exist for.
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/optest"
+	"github.com/seafan/seafan/ops/optest/cases"
+)
+
+var computes = []dtype.DType{dtype.Float32, dtype.BFloat16, dtype.Float16}
+
+// roundoffsOf is how many unit roundoffs of float32, in which cases bound errors, one of the compute dtype is.
+func roundoffsOf(dt dtype.DType) float64 {
+	return map[dtype.DType]float64{dtype.Float32: 1, dtype.BFloat16: 1 << 16, dtype.Float16: 1 << 13}[dt]
+}
+
+// narrowBound is in unit roundoffs of bf16 or f16: half a unit for each rounding of the inputs, one for the output, and what
+// a gate makes of its input's error. Measured at most 1.2.
+const narrowBound = 3
+
+// once runs a plan on the device and says how many of its steps ran there.
+func once(t testing.TB, dt dtype.DType, onDevice *int) cases.Executor {
+	return func(p *graph.Plan, feeds graph.Feeds) ([]graph.Tensor, error) {
+		e, err := Compile(p, Options{Compute: dt})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { require.NoError(t, e.Close()) }()
+		for _, s := range e.prog.steps {
+			if s.host == nil {
+				*onDevice++
+			}
+		}
+		var ts []graph.Tensor
+		for range 2 { // launch by launch, then as a graph
+			if err := e.Do(context.Background(), feeds); err != nil {
+				return nil, err
+			}
+			var now []graph.Tensor
+			for i, o := range p.Outputs {
+				v, err := e.Value(o)
+				if err != nil {
+					return nil, err
+				}
+				own := graph.NewTensor(v.Type)
+				copy(own.Bytes(), v.Bytes())
+				if now = append(now, own); ts != nil && string(own.Bytes()) != string(ts[i].Bytes()) {
+					t.Errorf("output %d of the replay differs from the first run", i)
+				}
+			}
+			ts = now
+		}
+		return ts, nil
+	}
+}
+
+func TestDeviceExecutorCases(t *testing.T) {
+	device(t)
+	var list []cases.Case
+	for _, c := range append(cases.All(), deviceCases()...) {
+		if c.Err == "" && (Supports(c.Op) || c.Op == "reshape" || c.Op == "cross_entropy") {
+			list = append(list, c)
+		}
+	}
+	for _, dt := range computes {
+		onDevice, native := map[string]int{}, map[string]int{}
+		for _, c := range list {
+			t.Run(strings.ReplaceAll(fmt.Sprintf("%s/%s/%s", dt, c.Op, c.Name), " ", "_"), func(t *testing.T) {
+				if dt == dtype.Float32 {
+					c.C *= 4 // chains of FMA where native sums in parts
+				} else {
+					c.C = narrowBound * roundoffsOf(dt)
+				}
+				n := 0
+				c.Forward(t, dtype.Float32, once(t, dt, &n))
+				if n > 0 {
+					onDevice[c.Op]++
+				} else {
+					native[c.Op]++
+				}
+			})
+		}
+		fmt.Printf("CASES\t%s\ton the device %v\tnative %v\n", dt, onDevice, native)
+	}
+}
+
+func one(n *graph.Node) []*graph.Node { return []*graph.Node{n} }
+
+func normalInput(name string, shape ...int) cases.Input { return cases.Normal(name, shape...) }
+
+func intInput(name string, v ...int32) cases.Input {
+	return cases.Input{Name: name, Shape: []int{len(v)}, I: v}
+}
+
+// deviceCases are of sizes that the kernels exist for.
+func deviceCases() []cases.Case {
+	var cs []cases.Case
+	for _, s := range [][3]int{{1, 264, 512}, {16, 264, 512}, {64, 128, 136}, {65, 128, 136}, {300, 520, 256}} {
+		m, n, k := s[0], s[1], s[2]
+		cs = append(cs, cases.Case{Op: "linear", Name: fmt.Sprint("device ", s), C: 8, In: []cases.Input{normalInput("x", m, k), normalInput("w", n, k), normalInput("bias", n)},
+			Build: func(in []*graph.Node) []*graph.Node { return one(ops.Linear(in[0], in[1], in[2])) },
+			Oracle: func(in []cases.Input) [][]float64 {
+				return [][]float64{optest.Linear(in[0].F, in[1].F, in[2].F, m, n, k)}
+			}})
+	}
+	for _, a := range []optest.Attention{
+		{B: 2, Lq: 65, Lk: 65, Hq: 4, Hkv: 2, D: 64, Dv: 64, Causal: true}, {B: 1, Lq: 130, Lk: 200, Hq: 6, Hkv: 2, D: 128, Dv: 128, Causal: true, Window: 33},
+		{B: 2, Lq: 33, Lk: 70, Hq: 2, Hkv: 1, D: 96, Dv: 96}, {B: 1, Lq: 70, Lk: 70, Hq: 2, Hkv: 2, D: 256, Dv: 256, Causal: true, Softcap: 20},
+	} {
+		cs = append(cs, cases.Case{Op: "attention", Name: fmt.Sprintf("device %+v", a), C: 8,
+			In: []cases.Input{normalInput("q", a.B, a.Lq, a.Hq, a.D), normalInput("k", a.B, a.Lk, a.Hkv, a.D), normalInput("v", a.B, a.Lk, a.Hkv, a.D)},
+			Build: func(in []*graph.Node) []*graph.Node {
+				out, lse := ops.AttentionLSE(in[0], in[1], in[2], ops.AttentionOptions{Causal: a.Causal, Window: a.Window, Softcap: a.Softcap})
+				return []*graph.Node{out, lse}
+			},
+			Oracle: func(in []cases.Input) [][]float64 {
+				out, lse := a.Forward(in[0].F, in[1].F, in[2].F)
+				return [][]float64{out, lse}
+			}})
+	}
+	for _, size := range []int{1, 16, 256} {
+		for _, window := range []int{0, 5} {
+			cs = append(cs, pagedCase(size, window, 64, []int{13, 65, 0, 2 * size, 600}, []int{13, 1, 0, 1, 1}), pagedCase(size, window, 128, []int{70, 1, 33}, []int{1, 1, 1}))
+		}
+	}
+	return append(cs, appendCase(64), appendCase(16))
+}
+
+// pagedCase has a page of another request between any two, with NaN in it, and two rows that belong to nobody.
+func pagedCase(size, window, d int, lengths, queries []int) cases.Case {
+	const hq, hk = 6, 2
+	qo, table, next := []int32{0}, optest.PageTable{PageSize: size, Indptr: []int32{0}}, int32(0)
+	for r, n := range lengths {
+		for left := n; left > 0; left -= size {
+			table.Indices = append(table.Indices, next)
+			next += 2
+		}
+		table.Indptr = append(table.Indptr, int32(len(table.Indices)))
+		last := 0
+		if n > 0 {
+			last = (n+size-1)%size + 1
+		}
+		table.LastPageLen = append(table.LastPageLen, int32(last))
+		qo = append(qo, qo[r]+int32(queries[r]))
+	}
+	tokens := int(qo[len(lengths)]) + 2
+	owned := map[int]bool{}
+	for r, n := range lengths {
+		for i := range n {
+			owned[table.Slot(r, i)] = true
+		}
+	}
+	pool := func(name string) cases.Input {
+		x := normalInput(name, int(next), size, hk, d)
+		x.State = true
+		for i := range x.F {
+			if !owned[i/(hk*d)] {
+				x.F[i] = math.NaN()
+			}
+		}
+		return x
+	}
+	a := optest.Attention{B: len(lengths), Lq: tokens, Hq: hq, Hkv: hk, D: d, Dv: d, Causal: true, Window: window}
+	return cases.Case{Op: "paged_attention", Name: fmt.Sprintf("device D %d page size %d window %d queries %v of %v", d, size, window, queries, lengths), C: 8,
+		In: []cases.Input{normalInput("q", tokens, hq, d), pool("k_pages"), pool("v_pages"), intInput("qo_indptr", qo...), intInput("kv_page_indptr", table.Indptr...),
+			intInput("kv_page_indices", table.Indices...), intInput("kv_last_page_len", table.LastPageLen...)},
+		Build: func(in []*graph.Node) []*graph.Node {
+			return one(ops.PagedAttention(in[0], in[1], in[2], ops.Pages{QOIndptr: in[3], Indptr: in[4], Indices: in[5], LastPageLen: in[6]}, ops.PagedAttentionOp{Causal: true, Window: window}))
+		},
+		Oracle: func(in []cases.Input) [][]float64 {
+			out, _ := optest.Paged{Attention: a, QO: qo, Table: table}.Forward(in[0].F, in[1].F, in[2].F)
+			return [][]float64{append(out, make([]float64, 2*hq*d)...)}
+		}}
+}
+
+func appendCase(d int) cases.Case {
+	pool := normalInput("pages", 3, 4, 2, d)
+	pool.State = true
+	return cases.Case{Op: "append_pages", Name: fmt.Sprint("device D ", d), In: []cases.Input{pool, normalInput("x", 3, 2, d), intInput("slots", 11, -1, 0)},
+		Build: func(in []*graph.Node) []*graph.Node { return one(ops.AppendPages(in[0], in[1], in[2])) },
+		Oracle: func(in []cases.Input) [][]float64 {
+			pages := append([]float64(nil), in[0].F...)
+			for t, slot := range in[2].I {
+				if slot >= 0 {
+					copy(pages[int(slot)*2*d:], in[1].F[t*2*d:(t+1)*2*d])
+				}
+			}
+			return [][]float64{pages}
+		}}
+}

@@ -1,0 +1,373 @@
+//go:build gpu
+
+package cuda
+
+// Whole models on the device: against native and against the golden checkpoints, in long runs, in batches, in many
+// goroutines, and after failures.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/generate"
+)
+
+func onCUDA(o Options) func(*graph.Plan) (graph.Executor, error) {
+	return func(p *graph.Plan) (graph.Executor, error) { return Compile(p, o) }
+}
+
+// logitsOf runs a whole sequence.
+func logitsOf(t testing.TB, m *models.Transformer, ids []int32, compile func(*graph.Plan) (graph.Executor, error)) []float32 {
+	t.Helper()
+	b := graph.New(graph.Share(m.Params()))
+	logits := m.Logits(b, b.Input("tokens", dtype.Int32, 1, len(ids)), models.Dropout{})
+	plan, err := b.Plan(logits)
+	require.NoError(t, err)
+	run, err := compile(plan)
+	require.NoError(t, err)
+	require.NoError(t, run.Do(context.Background(), graph.Feeds{"tokens": ids}))
+	v, err := run.Value(logits)
+	require.NoError(t, err)
+	out := slices.Clone(graph.Data[float32](v))
+	if e, ok := run.(*Executor); ok {
+		require.NoError(t, e.Close())
+	}
+	return out
+}
+
+func native(p *graph.Plan) (graph.Executor, error) { return p.Native() }
+
+func cosine(a, b []float32) float64 {
+	var ab, aa, bb float64
+	for i := range a {
+		ab += float64(a[i]) * float64(b[i])
+		aa += float64(a[i]) * float64(a[i])
+		bb += float64(b[i]) * float64(b[i])
+	}
+	return ab / math.Sqrt(aa*bb)
+}
+
+// text is n tokens of a request on its own.
+func text(t testing.TB, s *generate.Session, prompt []int32, o generate.Sampling, n int) []int32 {
+	t.Helper()
+	r, err := s.Add(prompt, o)
+	require.NoError(t, err)
+	defer s.Remove(r)
+	var ids []int32
+	for range n {
+		id, err := r.Next(context.Background())
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+func session(t testing.TB, m *models.Transformer, o generate.Options, c Options) *generate.Session {
+	t.Helper()
+	o.Compile = onCUDA(c)
+	s, err := generate.New(m, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+func TestDeviceExecutorLogits(t *testing.T) {
+	device(t)
+	ids := make([]int32, 150)
+	for i := range ids {
+		ids[i] = int32(i * i % 256)
+	}
+	for name, change := range map[string]func(*models.Config){
+		"llama": nil,
+		"qwen3": func(c *models.Config) { c.Type, c.QKNorm = "qwen3", true },
+		"gemma3": func(c *models.Config) {
+			c.Type, c.QKNorm, c.Scale, c.Window, c.LocalTheta, c.Tied, c.Global = "gemma3_text", true, 0.125, 32, 1e4, true, []bool{false, true}
+		},
+	} {
+		m := tiny(t, change)
+		want := logitsOf(t, m, ids, native)
+		for _, dt := range computes {
+			got := logitsOf(t, m, ids, onCUDA(Options{Compute: dt}))
+			cos := cosine(want, got)
+			fmt.Printf("MODEL\t%s\t%s\tcosine of logits with native %.7f\n", name, dt, cos)
+			require.Greater(t, cos, map[dtype.DType]float64{dtype.Float32: 1 - 1e-9, dtype.Float16: 0.99999, dtype.BFloat16: 0.999}[dt])
+		}
+	}
+}
+
+// The golden checkpoints have heads of 8 to 24, for which attention has no kernel: everything else runs on the device.
+func TestDeviceExecutorGoldenCheckpoints(t *testing.T) {
+	device(t)
+	dirs, err := filepath.Glob("../../models/testdata/golden/*")
+	require.NoError(t, err)
+	require.NotEmpty(t, dirs)
+	for _, dir := range dirs {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			raw, err := os.ReadFile(filepath.Join(dir, "golden.json"))
+			require.NoError(t, err)
+			var g struct {
+				Prompts []struct {
+					InputIDs []int32 `json:"input_ids"`
+					Greedy   struct {
+						Tokens  []int32
+						Margins []float64
+					}
+				}
+			}
+			require.NoError(t, json.Unmarshal(raw, &g))
+			m, _, err := models.Load(dir)
+			require.NoError(t, err)
+			s := session(t, m, generate.Options{Context: 128}, Options{Compute: dtype.Float32})
+			worst := 1.0
+			for _, p := range g.Prompts {
+				require.Equal(t, p.Greedy.Tokens, text(t, s, p.InputIDs, generate.Sampling{}, len(p.Greedy.Tokens)))
+				worst = min(worst, cosine(logitsOf(t, m, p.InputIDs, native), logitsOf(t, m, p.InputIDs, onCUDA(Options{}))))
+			}
+			fmt.Printf("GOLDEN\t%s\tgreedy text equal in f32, bf16 cosine of logits %.6f\n", filepath.Base(dir), worst)
+			require.Greater(t, worst, 0.999)
+		})
+	}
+}
+
+// Two thousand steps of decode: device memory stays as it is, and closing gives all of it back.
+func TestDeviceExecutorLongRun(t *testing.T) {
+	device(t)
+	u, err := unitOf(0)
+	require.NoError(t, err)
+	before := u.dev.Stats()
+	m := tiny(t, func(c *models.Config) { c.Context = 2304 })
+	s := session(t, m, generate.Options{}, Options{Strict: true})
+	r, err := s.Add([]int32{1, 2, 3}, generate.Sampling{Temperature: 1, Seed: 5})
+	require.NoError(t, err)
+	next := func() {
+		_, err := r.Next(context.Background())
+		require.NoError(t, err)
+	}
+	next()
+	next()
+	start := u.dev.Stats()
+	allocs := testing.AllocsPerRun(2000, next)
+	now := u.dev.Stats()
+	require.Equal(t, start.Bytes, now.Bytes)
+	require.Equal(t, start.Buffers, now.Buffers)
+	require.Equal(t, start.Pinned, now.Pinned)
+	fmt.Printf("LONG\t2000 steps\t%d device bytes throughout\t%.1f host allocations a step\n", now.Bytes, allocs)
+	require.NoError(t, s.Close())
+	after := u.dev.Stats()
+	require.Equal(t, before.Bytes, after.Bytes, after.String())
+	require.Equal(t, before.Pinned, after.Pinned)
+}
+
+// A request writes the same text alone and among others, which come and go.
+func TestDeviceExecutorBatch(t *testing.T) {
+	device(t)
+	m := tiny(t, nil)
+	prompt, hot := []int32{9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12}, generate.Sampling{Temperature: 1, Seed: 77}
+	alone := text(t, session(t, m, generate.Options{}, Options{Strict: true}), prompt, hot, 100)
+	s := session(t, m, generate.Options{Requests: 8}, Options{Strict: true})
+	stop, wait := make(chan struct{}), sync.WaitGroup{}
+	for i := range 5 {
+		wait.Go(func() {
+			for k := 0; ; k++ {
+				r, err := s.Add([]int32{int32(i), int32(k % 256), 3, 4, 5}[:1+(i+k)%5], generate.Sampling{Temperature: 0.5, Seed: uint64(i)})
+				if err != nil {
+					return
+				}
+				for range 7 + i {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if _, err := r.Next(context.Background()); err != nil {
+						return
+					}
+				}
+				s.Remove(r)
+			}
+		})
+	}
+	among := text(t, s, prompt, hot, 100)
+	close(stop)
+	wait.Wait()
+	fmt.Printf("BATCH\t100 sampled tokens alone and among 5 others\tequal %v\n", slices.Equal(alone, among))
+	require.Equal(t, alone, among)
+}
+
+// decodeFeeds are those of a step in which each of n requests brings one token after length-1 others.
+func decodeFeeds(n, bucket, length, pages int) graph.Feeds {
+	f := map[string][]int32{models.PackedTokens: make([]int32, bucket), models.PackedPositions: make([]int32, bucket), models.PackedSlots: make([]int32, bucket),
+		models.PackedQOIndptr: make([]int32, bucket+1), models.PackedPageIndptr: make([]int32, bucket+1), models.PackedPageIndices: make([]int32, pages),
+		models.PackedLastPageLen: make([]int32, bucket), models.PackedLastRows: make([]int32, bucket)}
+	each := (length + 15) / 16
+	for r := range bucket {
+		f[models.PackedSlots][r] = -1
+		f[models.PackedQOIndptr][r+1], f[models.PackedPageIndptr][r+1] = f[models.PackedQOIndptr][r], f[models.PackedPageIndptr][r]
+		if r >= n {
+			continue
+		}
+		for i := range each {
+			f[models.PackedPageIndices][r*each+i] = int32(r*each + i)
+		}
+		f[models.PackedTokens][r], f[models.PackedPositions][r] = int32(r+7), int32(length-1)
+		f[models.PackedSlots][r] = int32(r*each*16 + length - 1)
+		f[models.PackedQOIndptr][r+1]++
+		f[models.PackedPageIndptr][r+1] += int32(each)
+		f[models.PackedLastPageLen][r], f[models.PackedLastRows][r] = int32((length+15)%16+1), int32(r)
+	}
+	feeds := graph.Feeds{}
+	for name, v := range f {
+		feeds[name] = v
+	}
+	return feeds
+}
+
+// What a replayed step costs the host: the time of Do less the device's own.
+func TestDeviceExecutorHostTime(t *testing.T) {
+	device(t)
+	m := tiny(t, func(c *models.Config) {
+		c.Hidden, c.FFN, c.Layers, c.Heads, c.KVHeads, c.HeadDim = 512, 1024, 16, 8, 2, 64
+	})
+	plan, logits := packedPlan(t, m, 8, 8, 64)
+	e, err := Compile(plan, Options{Strict: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, e.Close()) }()
+	feeds := decodeFeeds(8, 8, 100, 64)
+	do := func() { require.NoError(t, e.Do(context.Background(), feeds)) }
+	do()
+	v, err := e.Value(logits)
+	require.NoError(t, err)
+	first := slices.Clone(graph.Data[float32](v))
+	do()
+	v, err = e.Value(logits)
+	require.NoError(t, err)
+	require.Equal(t, first, graph.Data[float32](v), "two runs")
+	for range 50 {
+		do()
+	}
+	var wall []time.Duration
+	for range 300 {
+		start := time.Now()
+		do()
+		wall = append(wall, time.Since(start))
+	}
+	slices.Sort(wall)
+	s := e.unit.dev.Main()
+	a, err := e.unit.dev.NewEvent()
+	require.NoError(t, err)
+	z, err := e.unit.dev.NewEvent()
+	require.NoError(t, err)
+	require.Len(t, e.segments, 1)
+	var device []float64
+	for range 100 {
+		require.NoError(t, s.Send(Pointer{Addr: e.base[e.prog.fed.index]}, e.in, e.prog.fed.bytes))
+		require.NoError(t, a.Record(s))
+		require.NoError(t, e.segments[0].graphs[0].Replay(s))
+		require.NoError(t, z.Record(s))
+		ms, err := z.Since(a)
+		require.NoError(t, err)
+		device = append(device, ms*1e3)
+	}
+	slices.Sort(device)
+	median := float64(wall[len(wall)/2].Nanoseconds()) / 1e3
+	fmt.Printf("HOST\tstep of 16 layers, %d launches: Do %.1f us, device %.1f us, beyond the device %.1f us\n", len(e.segments[0].queued), median, device[50], median-device[50])
+	stage := testing.Benchmark(func(b *testing.B) {
+		for range b.N {
+			if err := e.prog.stage(feeds, e.in.Data); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	fmt.Printf("HOST\tchecking and staging the feeds %d ns, %d allocations\n", stage.NsPerOp(), stage.AllocsPerOp())
+}
+
+// Executors that share weights run from 64 goroutines and each gets its own results.
+func TestDeviceExecutorN13_SixtyFourGoroutines(t *testing.T) {
+	device(t)
+	m := tiny(t, nil)
+	want := logitsOf(t, m, []int32{1, 2, 3, 4}, onCUDA(Options{}))
+	var wait sync.WaitGroup
+	errs := make([]error, 64)
+	for i := range errs {
+		wait.Go(func() {
+			b := graph.New(graph.Share(m.Params()))
+			logits := m.Logits(b, b.Input("tokens", dtype.Int32, 1, 4), models.Dropout{})
+			plan, err := b.Plan(logits)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			e, err := Compile(plan, Options{})
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			for range 5 {
+				err := e.Do(context.Background(), graph.Feeds{"tokens": []int32{1, 2, 3, 4}})
+				v, verr := e.Value(logits)
+				if errs[i] = errors.Join(errs[i], err, verr); err == nil && verr == nil && !slices.Equal(want, graph.Data[float32](v)) {
+					errs[i] = errors.New("another result")
+				}
+			}
+			errs[i] = errors.Join(errs[i], e.Close())
+		})
+	}
+	wait.Wait()
+	require.NoError(t, errors.Join(errs...))
+}
+
+// A weight that changes is uploaded again; a failed launch ends the executor with the reason.
+func TestDeviceExecutorRefreshAndFailure(t *testing.T) {
+	device(t)
+	m := tiny(t, nil)
+	b := graph.New(graph.Share(m.Params()))
+	logits := m.Logits(b, b.Input("tokens", dtype.Int32, 1, 4), models.Dropout{})
+	plan, err := b.Plan(logits)
+	require.NoError(t, err)
+	e, err := Compile(plan, Options{})
+	require.NoError(t, err)
+	feeds := graph.Feeds{"tokens": []int32{1, 2, 3, 4}}
+	require.NoError(t, e.Do(context.Background(), feeds))
+	p := m.Params().Get("lm_head.weight")
+	for i := range graph.Data[float32](p.Tensor()) {
+		graph.Data[float32](p.Tensor())[i] = 0
+	}
+	p.Touch()
+	require.NoError(t, e.Do(context.Background(), feeds))
+	v, err := e.Value(logits)
+	require.NoError(t, err)
+	require.Equal(t, make([]float32, 4*256), graph.Data[float32](v))
+
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, e.Do(done, feeds), context.Canceled)
+	require.Error(t, e.Do(context.Background(), graph.Feeds{}))
+	require.NoError(t, e.Do(context.Background(), feeds), "bad feeds and a cancelled run leave it usable")
+
+	require.NoError(t, e.segments[0].graphs[0].Close())
+	e.segments[0].graphs[0] = nil
+	e.segments[0].queued[3].launch.Shared = 1 << 20
+	err = e.Do(context.Background(), feeds)
+	require.ErrorContains(t, err, "shared memory")
+	require.ErrorContains(t, err, e.segments[0].queued[3].launch.Kernel)
+	require.ErrorContains(t, e.Do(context.Background(), feeds), "the executor is not usable after a failed run")
+	_, err = e.Value(logits)
+	require.ErrorContains(t, err, "not usable")
+	require.NoError(t, e.Close())
+	require.NoError(t, e.Close())
+	require.ErrorContains(t, e.Do(context.Background(), feeds), "closed")
+}

@@ -1,0 +1,153 @@
+//go:build gpu
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"unsafe"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+)
+
+// unit is an open device with what the plans on it share: weights, tables and states, each once, counted by the executors
+// that hold them. (They are not kept with the Param: memory of a device must go when the last executor closes.)
+type unit struct {
+	dev *Device
+
+	mu     sync.Mutex
+	shared map[any]*resident
+	homes  map[*graph.Param]*home
+}
+
+type resident struct {
+	buf     *Buffer
+	refs    int
+	version uint64
+}
+
+// home says where a state lives, for as long as an executor uses it.
+type home struct {
+	onHost bool
+	refs   int
+}
+
+var units = struct {
+	sync.Mutex
+	open map[int]*unit
+}{open: map[int]*unit{}}
+
+func unitOf(index int) (*unit, error) {
+	units.Lock()
+	defer units.Unlock()
+	if u := units.open[index]; u != nil {
+		return u, nil
+	}
+	d, err := Open(index)
+	if err != nil {
+		return nil, err
+	}
+	u := &unit{dev: d, shared: map[any]*resident{}, homes: map[*graph.Param]*home{}}
+	units.open[index] = u
+	return u, nil
+}
+
+// hold takes the shared region, loading it at its first use.
+func (u *unit) hold(r *region) (*resident, error) {
+	if res := u.shared[r.key]; res != nil {
+		if res.buf.Bytes != r.bytes {
+			return nil, fmt.Errorf("cuda: %s is on the device with %d bytes, the plan needs %d: close the executors that hold it", r.label, res.buf.Bytes, r.bytes)
+		}
+		res.refs++
+		return res, res.renew(u.dev, r)
+	}
+	b, err := u.dev.Alloc(r.label, r.bytes)
+	if err != nil {
+		return nil, err
+	}
+	res := &resident{buf: b, refs: 1}
+	if r.param != nil {
+		res.version = r.param.Version()
+	}
+	if err := load(u.dev, b, r); err != nil {
+		return nil, errors.Join(err, b.Free())
+	}
+	u.shared[r.key] = res
+	return res, nil
+}
+
+// renew uploads a weight again whose version has changed; a state is the device's own.
+func (res *resident) renew(d *Device, r *region) error {
+	if r.param == nil || r.state || r.param.Version() == res.version {
+		return nil
+	}
+	version := r.param.Version()
+	if err := load(d, res.buf, r); err != nil {
+		return err
+	}
+	res.version = version
+	return nil
+}
+
+// load writes a region's first content.
+func load(d *Device, b *Buffer, r *region) error {
+	var data []byte
+	if r.fill != nil {
+		data = r.fill()
+	}
+	if data == nil {
+		return d.Main().Fill(b.Pointer, 0, r.bytes)
+	}
+	if int64(len(data)) != r.bytes {
+		return fmt.Errorf("cuda: %s has %d bytes, the plan was made for %d: build the graph again", r.label, len(data), r.bytes)
+	}
+	return d.Upload(b.Pointer, data)
+}
+
+func (u *unit) drop(key any) error {
+	res := u.shared[key]
+	if res.refs--; res.refs > 0 {
+		return nil
+	}
+	delete(u.shared, key)
+	return res.buf.Free()
+}
+
+func (u *unit) known() map[*graph.Param]bool {
+	m := map[*graph.Param]bool{}
+	for param, h := range maps.All(u.homes) {
+		m[param] = h.onHost
+	}
+	return m
+}
+
+func (u *unit) keep(param *graph.Param, onHost bool) {
+	if u.homes[param] == nil {
+		u.homes[param] = &home{onHost: onHost}
+	}
+	u.homes[param].refs++
+}
+
+func (u *unit) leave(param *graph.Param) {
+	if h := u.homes[param]; h != nil {
+		if h.refs--; h.refs == 0 {
+			delete(u.homes, param)
+		}
+	}
+}
+
+func firstByte(b []byte) unsafe.Pointer                   { return unsafe.Pointer(&b[0]) }
+func pinnedAt(h *HostBuffer, offset int64) unsafe.Pointer { return unsafe.Add(h.pointer, offset) }
+
+// plain says that the bytes of an output are the value as the caller gets it.
+func (o *output) plain() bool { return o.node.Type().DType != dtype.Float32 || o.dt == F32 }
+
+func (o *output) bytes() int64 {
+	if o.node.Type().DType != dtype.Float32 {
+		return int64(o.node.Type().Bytes())
+	}
+	return int64(o.node.Type().Size() * o.dt.Size())
+}

@@ -1,0 +1,227 @@
+package cuda
+
+import (
+	"errors"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
+)
+
+// The bodies of the ops that have kernels, attention apart.
+func init() {
+	Register("embedding", embeddingBody)
+	Register("affine", affineBody)
+	Register("linear", func(c *Call) error { return linearBody(c, nil) })
+	Register("rmsnorm", rmsNormBody)
+	Register("layernorm", layerNormBody)
+	Register("rotary", rotaryBody)
+	Register("add", addBody)
+	Register("swiglu", func(c *Call) error { return gatedBody(c, SwiGLU) })
+	Register("geglu", func(c *Call) error {
+		if c.Node.Op().(ops.GeGLUOp).Tanh {
+			return gatedBody(c, GeGLUTanh)
+		}
+		return gatedBody(c, GeGLUErf)
+	})
+}
+
+// lastDim is the innermost dimension, 1 for a scalar; rowsOf is the number of rows.
+func lastDim(t graph.Type) int {
+	if t.Rank() == 0 {
+		return 1
+	}
+	return t.Shape[t.Rank()-1]
+}
+
+func rowsOf(t graph.Type) int { return t.Size() / lastDim(t) }
+
+// inputs reads inputs from first on; those that are not there stay nil pointers.
+func (c *Call) inputs(first int, to ...*Pointer) error {
+	for i, q := range to {
+		if first+i >= len(c.In) {
+			return nil
+		}
+		var err error
+		if *q, err = c.Input(first + i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// firstOnly refuses a node of which a result behind the first is read: kernels do not write those.
+func (c *Call) firstOnly() error {
+	for i := 1; i < len(c.Node.Results()); i++ {
+		if c.Needs(i) {
+			return unsupported(c.Node.Op().Name(), "result %d is read, kernels give the first alone", i)
+		}
+	}
+	return nil
+}
+
+func embeddingBody(c *Call) error {
+	t := c.In[1].Type()
+	e := Embedding{Type: c.Type(), T: c.In[0].Type().Size(), D: t.Shape[1], Vocabulary: t.Shape[0], Scale: 1, Y: c.Output(0)}
+	if err := c.inputs(0, &e.IDs, &e.Table); err != nil {
+		return err
+	}
+	c.checkInts(0, 0, e.Vocabulary-1, "ids")
+	return e.Launch(c)
+}
+
+// affineBody scales rows as a lookup of every row in its turn; a sum has no kernel.
+func affineBody(c *Call) error {
+	o, t := c.Node.Op().(ops.AffineOp), c.Node.Type()
+	if o.Add != 0 {
+		return unsupported("affine", "%g x + %g: a kernel scales, it does not add", o.Mul, o.Add)
+	}
+	rows := rowsOf(t)
+	e := Embedding{Type: c.Type(), T: rows, D: lastDim(t), Vocabulary: rows, Scale: float32(o.Mul), Y: c.Output(0)}
+	e.IDs = c.Prepared([2]any{"rows", rows}, "rows", rows, func(dst []int32, _ graph.Feeds) {
+		for i := range dst {
+			dst[i] = int32(i)
+		}
+	})
+	if err := c.inputs(0, &e.Table); err != nil {
+		return err
+	}
+	return e.Launch(c)
+}
+
+// linearBody is a product; with a residual [M,N] it is added in front of the rounding, and the sum goes to sum's place.
+func linearBody(c *Call, add *Call) error {
+	w := c.In[1]
+	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: w.Dim(1), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32}
+	if !c.p.constant[w] {
+		return unsupported("linear", "w is %s, which a run changes: kernels read weights before the launch in front has ended", w.Name())
+	}
+	if err := c.inputs(0, &g.X, &g.W, &g.Bias); err != nil {
+		return err
+	}
+	if add != nil {
+		residual := 0
+		if add.In[0] == c.Node {
+			residual = 1
+		}
+		var err error
+		if g.Residual, err = add.Input(residual); err != nil {
+			return err
+		}
+		g.Y = add.Output(0)
+	}
+	if scratch, flags := g.ScratchBytes(c.Target()); scratch > 0 {
+		g.Scratch, g.Flags = c.Scratch(scratch), c.Flags(flags)
+	}
+	return g.Launch(c)
+}
+
+func rmsNormBody(c *Call) error {
+	t := c.In[0].Type()
+	n := RMSNorm{Type: c.Type(), Rows: rowsOf(t), D: lastDim(t), Eps: float32(c.Node.Op().(ops.RMSNormOp).Eps), Y: c.Output(0)}
+	if err := errors.Join(c.firstOnly(), c.weightInputs(1)); err != nil {
+		return err
+	}
+	if err := c.inputs(0, &n.X, &n.W); err != nil {
+		return err
+	}
+	return n.Launch(c)
+}
+
+func layerNormBody(c *Call) error {
+	t := c.In[0].Type()
+	n := LayerNorm{Type: c.Type(), Rows: rowsOf(t), D: lastDim(t), Eps: float32(c.Node.Op().(ops.LayerNormOp).Eps), Y: c.Output(0)}
+	if err := errors.Join(c.firstOnly(), c.weightInputs(1)); err != nil {
+		return err
+	}
+	if err := c.inputs(0, &n.X, &n.W, &n.B); err != nil {
+		return err
+	}
+	return n.Launch(c)
+}
+
+// weightInputs refuses inputs from first on that a run changes, for kernels that read them early.
+func (c *Call) weightInputs(first int) error {
+	for _, in := range c.In[first:] {
+		if !c.p.constant[in] {
+			return unsupported(c.Node.Op().Name(), "%s is no weight", in.Name())
+		}
+	}
+	return nil
+}
+
+func addBody(c *Call) error {
+	a := Add{Type: c.Type(), N: int64(c.Node.Type().Size()), Y: c.Output(0)}
+	if c.Node.Type().DType != dtype.Float32 {
+		return unsupported("add", "%s", c.Node.Type())
+	}
+	if err := c.inputs(0, &a.A, &a.B); err != nil {
+		return err
+	}
+	return a.Launch(c)
+}
+
+func gatedBody(c *Call, gate Gate) error {
+	t := c.Node.Type()
+	g := Gated{Type: c.Type(), Gate: gate, Rows: rowsOf(t), F: lastDim(t), Y: c.Output(0)}
+	if err := c.inputs(0, &g.G, &g.Up); err != nil {
+		return err
+	}
+	return g.Launch(c)
+}
+
+// rotation is a Rotary of one node: heads, table and positions; x is input at of the node, its positions come behind.
+func (c *Call) rotation(x *graph.Node, positions int, table *ops.RotaryTable, interleaved, back bool) (Rotary, error) {
+	t := x.Type()
+	r := t.Rank()
+	rot := Rotary{Type: c.Type(), T: t.Size() / (t.Shape[r-1] * t.Shape[r-2]), D: t.Shape[r-1], Rot: table.Width, MaxPositions: table.Positions}
+	if interleaved {
+		rot.Pairing = Interleaved
+	}
+	if back {
+		return rot, unsupported("rotary", "the way back is for gradients")
+	}
+	if rot.D%8 != 0 || rot.Rot%16 != 0 {
+		return rot, unsupported("rotary", "D %d and rot %d: a kernel exists for D a multiple of 8 and rot a multiple of 16", rot.D, rot.Rot)
+	}
+	rot.Cos, rot.Sin = c.Table(table)
+	length := t.Shape[r-3]
+	if positions >= len(c.In) {
+		n := rot.T
+		rot.Positions = c.Prepared([3]any{"positions", n, length}, "positions", n, func(dst []int32, _ graph.Feeds) {
+			for i := range dst {
+				dst[i] = int32(i % length)
+			}
+		})
+		return rot, nil
+	}
+	c.checkInts(positions, 0, table.Positions-1, "positions")
+	pos := c.In[positions]
+	if pos.Type().Size() == rot.T {
+		var err error
+		rot.Positions, err = c.Input(positions)
+		return rot, err
+	}
+	if !c.fed(positions) {
+		return rot, unsupported("rotary", "positions %s for every sequence are not fed", pos.Name())
+	}
+	rot.Positions = c.Prepared([3]any{pos, rot.T, length}, pos.Name()+" of every sequence", rot.T, func(dst []int32, f graph.Feeds) {
+		for v := ints(f, pos); len(dst) > 0; dst = dst[len(v):] {
+			copy(dst, v)
+		}
+	})
+	return rot, nil
+}
+
+func rotaryBody(c *Call) error {
+	o, x := c.Node.Op().(ops.RotaryOp), c.In[0]
+	r, err := c.rotation(x, 1, o.Table, o.Pairing == ops.Interleaved, o.Back)
+	if err != nil {
+		return err
+	}
+	r.Hq, r.QOut = x.Dim(-2), c.Output(0)
+	if r.Q, err = c.Input(0); err != nil {
+		return err
+	}
+	return r.Launch(c)
+}

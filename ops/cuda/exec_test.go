@@ -1,0 +1,195 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops"
+)
+
+// tiny is a model whose every step has a kernel.
+func tiny(t testing.TB, change func(*models.Config)) *models.Transformer {
+	t.Helper()
+	c := models.Config{Type: "llama", Vocab: 256, Hidden: 128, FFN: 192, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 64, Context: 512, NormEps: 1e-5, RopeTheta: 1e4}
+	if change != nil {
+		change(&c)
+	}
+	m, err := models.New(c)
+	require.NoError(t, err)
+	require.NoError(t, m.Init(1))
+	return m
+}
+
+// packedPlan is one step of generation.
+func packedPlan(t testing.TB, m *models.Transformer, tokens, requests, pages int) (*graph.Plan, *graph.Node) {
+	t.Helper()
+	b := graph.New(graph.Share(m.Params()), graph.States(graph.NewParams()))
+	logits := m.Packed(b, models.Packed{Tokens: tokens, Requests: requests, Pages: pages, PageSize: 16, Indices: pages})
+	require.NoError(t, b.Err())
+	plan, err := b.Plan(logits)
+	require.NoError(t, err)
+	return plan, logits
+}
+
+func TestExecutorGolden(t *testing.T) {
+	qwen := func(c *models.Config) { c.Type, c.QKNorm, c.QKVBias = "qwen3", true, false }
+	for name, x := range map[string]struct {
+		gpu              string
+		compute          DType
+		tokens, requests int
+		change           func(*models.Config)
+	}{
+		"decode_sm_90": {"sm_90", BF16, 4, 4, nil}, "chunk_sm_90": {"sm_90", BF16, 128, 4, nil}, "chunk_sm_80": {"sm_80", F16, 128, 4, nil},
+		"decode_f32": {"sm_90", F32, 4, 4, nil}, "qknorm_sm_90": {"sm_90", BF16, 1, 1, qwen},
+	} {
+		plan, _ := packedPlan(t, tiny(t, x.change), x.tokens, x.requests, 40)
+		p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
+		require.NoError(t, err)
+		got := p.String() + p.launchText()
+		path := filepath.Join("testdata", "exec_"+name+".txt")
+		if *update {
+			require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+		}
+		want, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, string(want), got, "%s: run go test -update and read the difference", path)
+	}
+}
+
+// A step with single tokens, a chunk and a request that waits: the rows of single tokens go to the decode kernel with the
+// pages of their requests, the chunk's to the prefill kernel.
+func TestExecutorPreparesRequests(t *testing.T) {
+	plan, _ := packedPlan(t, tiny(t, nil), 8, 4, 10)
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	feeds := graph.Feeds{
+		models.PackedTokens: []int32{1, 2, 3, 4, 5, 0, 0, 0}, models.PackedPositions: []int32{20, 0, 1, 2, 15, 0, 0, 0}, models.PackedSlots: []int32{4, 32, 33, 34, 63, -1, -1, -1},
+		models.PackedQOIndptr: []int32{0, 1, 4, 4, 5}, models.PackedPageIndptr: []int32{0, 2, 3, 4, 5}, models.PackedPageIndices: []int32{1, 0, 2, 9, 3, 0, 0, 0, 0, 0},
+		models.PackedLastPageLen: []int32{5, 3, 7, 16}, models.PackedLastRows: []int32{0, 3, 3, 4},
+	}
+	mem := make([]byte, p.fed.bytes)
+	require.NoError(t, p.stage(feeds, mem))
+	require.True(t, p.needsMixed(feeds))
+	got := map[string][]int32{}
+	for key, q := range p.places {
+		for _, x := range p.prepared {
+			if uint64(x.offset) == q.Addr&(1<<regionShift-1) {
+				got[q.Label] = graph.Data[int32](part(mem, int(x.offset), graph.T(dtype.Int32, x.n)))
+			}
+		}
+		require.NotNil(t, key)
+	}
+	require.Equal(t, []int32{0, 2, 2, 2, 2, 3, 3, 3, 3}, got["decode_indptr"])
+	require.Equal(t, []int32{1, 0, 3}, got["decode_indices"][:3])
+	require.Equal(t, []int32{5, 0, 0, 0, 16, 0, 0, 0}, got["decode_last_page_len"])
+	require.Equal(t, []int32{1, -1, -1, -1}, got["tile_batch"])
+	require.Equal(t, []int32{0, 0, 0, 0}, got["tile_index"])
+
+	feeds[models.PackedQOIndptr] = []int32{0, 1, 1, 1, 2}
+	require.NoError(t, p.stage(feeds, mem))
+	require.False(t, p.needsMixed(feeds))
+	require.Equal(t, []int32{0, 2, 3, 3, 3, 3, 3, 3, 3}, got["decode_indptr"])
+
+	for want, change := range map[string]func(f graph.Feeds){
+		"cuda: embedding: ids must be 0 to 255, got 256 at index 1 of tokens":                    func(f graph.Feeds) { f["tokens"] = []int32{0, 256, 0, 0, 0, 0, 0, 0} },
+		"cuda: rotary: positions must be 0 to 511, got 512 at index 0 of positions":              func(f graph.Feeds) { f["positions"] = []int32{512, 0, 0, 0, 0, 0, 0, 0} },
+		"cuda: append_pages: slots must be -1 to 159, got 160 at index 7 of slots":               func(f graph.Feeds) { f["slots"] = []int32{0, 0, 0, 0, 0, 0, 0, 160} },
+		"cuda: paged_attention: page table: page id 10 at 2: the pool has pages 0 to 9":          func(f graph.Feeds) { f["kv_page_indices"] = []int32{0, 1, 10, 2, 3, 0, 0, 0, 0, 0} },
+		"cuda: paged_attention: request 0 brings 22 tokens (qo_indptr 0, 22), its pages hold 21": func(f graph.Feeds) { f["qo_indptr"] = []int32{0, 22, 22, 22, 22} },
+		"cuda: paged_attention: qo_indptr must start at 0, got 1":                                func(f graph.Feeds) { f["qo_indptr"] = []int32{1, 1, 1, 1, 1} },
+		"graph: Do: input tokens must be 8 elements of int32, got 1 of int32":                    func(f graph.Feeds) { f["tokens"] = []int32{0} },
+		"graph: Do: input tokens (int32[8]) was not fed":                                         func(f graph.Feeds) { delete(f, "tokens") },
+		"cuda: the plan has no input tokenz":                                                     func(f graph.Feeds) { f["tokenz"] = []int32{0} },
+	} {
+		f := graph.Feeds{}
+		for name, v := range feeds {
+			f[name] = v
+		}
+		change(f)
+		require.EqualError(t, p.stage(f, mem), want)
+	}
+}
+
+// Fallback is node by node, names the reason and the copies, and strict refuses it.
+func TestExecutorFallsBack(t *testing.T) {
+	b := graph.New()
+	x := b.Input("x", dtype.Float32, 3, 16)
+	y := ops.Affine(ops.Add(x, x), 2, 1)
+	z := ops.Add(y, y)
+	plan, err := b.Plan(z)
+	require.NoError(t, err)
+	p, err := lower(plan, targets["sm_90"], BF16, false, nil)
+	require.NoError(t, err)
+	require.Contains(t, p.String(), "cuda: H200, compute bf16: 2 of 3 steps on the device")
+	require.Contains(t, p.String(), "affine: no CUDA kernel: 2 x + 1: a kernel scales, it does not add; copy add to the host, 96 bytes; copy affine to the device, 96 bytes")
+	_, err = lower(plan, targets["sm_90"], BF16, true, nil)
+	require.EqualError(t, err, "cuda: affine: affine: no CUDA kernel: 2 x + 1: a kernel scales, it does not add (strict: no native fallback)")
+	require.ErrorIs(t, err, ErrUnsupported)
+}
+
+// A state has one home: what one plan keeps on the host, a later one does not take to the device.
+func TestExecutorStatesHaveOneHome(t *testing.T) {
+	m := tiny(t, nil)
+	plan, _ := packedPlan(t, m, 1, 1, 4)
+	bf16, err := lower(plan, targets["sm_90"], BF16, false, nil)
+	require.NoError(t, err)
+	for param, onHost := range bf16.homes() {
+		require.False(t, onHost, param.Name)
+		require.False(t, param.Allocated(), "the host needs no copy of %s", param.Name)
+	}
+	f32, err := lower(plan, targets["sm_90"], F32, false, nil)
+	require.NoError(t, err)
+	for param, onHost := range f32.homes() {
+		require.True(t, onHost, param.Name)
+	}
+	_, err = lower(plan, targets["sm_90"], F32, false, bf16.homes())
+	require.ErrorContains(t, err, "is on the device for an earlier plan")
+	later, err := lower(plan, targets["sm_90"], BF16, false, f32.homes())
+	require.NoError(t, err)
+	require.Contains(t, later.String(), "is kept on the host")
+}
+
+type double struct{}
+
+func (double) Name() string                                { return "cuda_test_double" }
+func (double) Infer(in []graph.Type) ([]graph.Type, error) { return in, nil }
+
+// An op from outside comes with its own body.
+func TestExecutorTakesForeignOps(t *testing.T) {
+	if _, ok := graph.Lookup("cuda_test_double"); !ok {
+		graph.Register(graph.Def{Name: "cuda_test_double"})
+		Register("cuda_test_double", func(c *Call) error {
+			x, err := c.Input(0)
+			if err != nil {
+				return err
+			}
+			return Add{Type: c.Type(), N: int64(c.Node.Type().Size()), Y: c.Output(0), A: x, B: x}.Launch(c)
+		})
+	}
+	require.Panics(t, func() { Register("cuda_test_double", func(*Call) error { return nil }) })
+	b := graph.New()
+	plan, err := b.Plan(graph.Apply(double{}, b.Input("x", dtype.Float32, 8)))
+	require.NoError(t, err)
+	p, err := lower(plan, targets["sm_80"], F16, true, nil)
+	require.NoError(t, err)
+	require.Contains(t, p.launchText(), "pointwise_add_f16")
+	require.True(t, Supports("cuda_test_double"))
+}
+
+func TestOptionsRefuse(t *testing.T) {
+	_, err := Options{Compute: dtype.Float64}.compute()
+	require.EqualError(t, err, "cuda: Compute is bfloat16, float16 or float32, got float64")
+	b := graph.New(graph.Float(dtype.Float64))
+	plan, err := b.Plan(ops.Add(b.Input("x", dtype.Float64, 2), b.Input("y", dtype.Float64, 2)))
+	require.NoError(t, err)
+	_, err = lower(plan, targets["sm_90"], BF16, false, nil)
+	require.EqualError(t, err, "cuda: x is float64[2]: float64 plans run natively")
+	require.NotEmpty(t, fmt.Sprint(Options{}))
+}
