@@ -28,6 +28,7 @@ type Options struct {
 	Name    string      // Native or CUDA: that one or an error; empty: see package
 	Compute dtype.DType // of CUDA's activations; default BFloat16
 	Strict  bool        // of CUDA: a node without a kernel is an error
+	Random  bool        // of CUDA: weights without memory on the host are random, to measure speed
 	Warn    io.Writer   // where the warning goes; nil: nowhere
 }
 

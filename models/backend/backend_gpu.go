@@ -19,6 +19,6 @@ func findDevice() (string, error) {
 
 func compiler(o Options) func(*graph.Plan) (graph.Executor, error) {
 	return func(p *graph.Plan) (graph.Executor, error) {
-		return cuda.Compile(p, cuda.Options{Compute: o.Compute, Strict: o.Strict})
+		return cuda.Compile(p, cuda.Options{Compute: o.Compute, Strict: o.Strict, Random: o.Random})
 	}
 }

@@ -11,6 +11,7 @@ type Options struct {
 	Device  int
 	Compute dtype.DType // of activations: BFloat16 (default), Float16 or Float32
 	Strict  bool        // a node without a kernel is an error
+	Random  bool        // weights that have no memory on the host are made on the device, of normal numbers: to measure speed
 }
 
 func (o Options) compute() (DType, error) {

@@ -77,14 +77,14 @@ func Compile(plan *graph.Plan, o Options) (*Executor, error) {
 	}
 	e := &Executor{unit: u, prog: p, base: make([]uint64, len(p.regions)), values: map[*graph.Node]graph.Tensor{}}
 	e.step = e.run
-	if err := e.take(); err != nil {
+	if err := e.take(o.Random); err != nil {
 		return nil, errors.Join(err, e.release())
 	}
 	return e, nil
 }
 
 // take runs the constant nodes, takes the memory and lays out the segments. The unit is locked.
-func (e *Executor) take() error {
+func (e *Executor) take(random bool) error {
 	p, d := e.prog, e.unit.dev
 	for _, n := range p.plan.Nodes() {
 		if param := n.Param(); param != nil && !param.State {
@@ -116,7 +116,7 @@ func (e *Executor) take() error {
 			}
 			continue
 		}
-		res, err := e.unit.hold(r)
+		res, err := e.unit.hold(r, random)
 		if err != nil {
 			return err
 		}

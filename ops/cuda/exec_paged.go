@@ -77,11 +77,16 @@ func attentionBody(c *Call) error {
 // requests are the inputs of a paged attention that describe its requests, all fed.
 type requests struct{ qo, indptr, indices, last *graph.Node }
 
-// single is the number of queries that go to the decode kernel: whatever else is in the step, a request that brings one
-// token has the same bits.
-func (r requests) single(f graph.Feeds, b int) bool {
-	qo := ints(f, r.qo)
-	return qo[b+1]-qo[b] == 1
+// single says whether a request brings one token: then it goes to the decode kernel, so that it has the same bits whatever
+// else is in the step.
+func single(qo []int32, b int) bool { return qo[b+1]-qo[b] == 1 }
+
+// tilesOf is the number of tiles of a request for the prefill kernel.
+func (r requests) tilesOf(qo []int32, b, rows int, several bool) int {
+	if several && single(qo, b) {
+		return 0
+	}
+	return ceilDiv(int(qo[b+1]-qo[b]), rows)
 }
 
 func (r requests) mixed(f graph.Feeds) bool {
@@ -196,56 +201,61 @@ func longest(q *graph.Node, most int) int {
 
 // decodeTable is the page table by rows: a row of a request that brings one token has its pages, any other has none.
 func (c *Call) decodeTable(r requests, tokens int) (indptr, indices, last Pointer) {
-	each := func(f graph.Feeds, row func(t, b int)) {
-		qo := ints(f, r.qo)
-		for b := range len(qo) - 1 {
-			if r.single(f, b) {
-				row(int(qo[b]), b)
-			}
-		}
-	}
 	indptr = c.Prepared([3]any{"decode indptr", r, tokens}, "decode_indptr", tokens+1, func(dst []int32, f graph.Feeds) {
 		clear(dst)
-		table := ints(f, r.indptr)
-		each(f, func(t, b int) { dst[t+1] = table[b+1] - table[b] })
+		qo, table := ints(f, r.qo), ints(f, r.indptr)
+		for b := range len(qo) - 1 {
+			if single(qo, b) {
+				dst[qo[b]+1] = table[b+1] - table[b]
+			}
+		}
 		for t := range tokens {
 			dst[t+1] += dst[t]
 		}
 	})
 	indices = c.Prepared([2]any{"decode indices", r}, "decode_indices", r.indices.Dim(0), func(dst []int32, f graph.Feeds) {
-		table, pages := ints(f, r.indptr), ints(f, r.indices)
-		each(f, func(_, b int) { dst = dst[copy(dst, pages[table[b]:table[b+1]]):] })
+		qo, table, pages := ints(f, r.qo), ints(f, r.indptr), ints(f, r.indices)
+		for b := range len(qo) - 1 {
+			if single(qo, b) {
+				dst = dst[copy(dst, pages[table[b]:table[b+1]]):]
+			}
+		}
 	})
 	last = c.Prepared([3]any{"decode last", r, tokens}, "decode_last_page_len", tokens, func(dst []int32, f graph.Feeds) {
 		clear(dst)
-		lens := ints(f, r.last)
-		each(f, func(t, b int) { dst[t] = lens[b] })
+		qo, lens := ints(f, r.qo), ints(f, r.last)
+		for b := range len(qo) - 1 {
+			if single(qo, b) {
+				dst[qo[b]] = lens[b]
+			}
+		}
 	})
 	return indptr, indices, last
 }
 
 // tiles is the work of the prefill kernel: tiles of rows of the requests that bring several tokens, or of all.
 func (c *Call) tiles(r requests, rows, n int, several bool) (batch, index Pointer) {
-	each := func(f graph.Feeds, tile func(b, i int)) {
-		qo := ints(f, r.qo)
-		for b := range len(qo) - 1 {
-			if several && r.single(f, b) {
-				continue
-			}
-			for i := range ceilDiv(int(qo[b+1]-qo[b]), rows) {
-				tile(b, i)
-			}
-		}
-	}
 	batch = c.Prepared([4]any{"tile batch", r, rows, n}, "tile_batch", n, func(dst []int32, f graph.Feeds) {
-		for i := range dst {
-			dst[i] = -1
+		at, qo := 0, ints(f, r.qo)
+		for b := range len(qo) - 1 {
+			for range r.tilesOf(qo, b, rows, several) {
+				dst[at] = int32(b)
+				at++
+			}
 		}
-		each(f, func(b, _ int) { dst[0], dst = int32(b), dst[1:] })
+		for ; at < n; at++ {
+			dst[at] = -1
+		}
 	})
 	index = c.Prepared([4]any{"tile index", r, rows, n}, "tile_index", n, func(dst []int32, f graph.Feeds) {
 		clear(dst)
-		each(f, func(_, i int) { dst[0], dst = int32(i), dst[1:] })
+		at, qo := 0, ints(f, r.qo)
+		for b := range len(qo) - 1 {
+			for i := range r.tilesOf(qo, b, rows, several) {
+				dst[at] = int32(i)
+				at++
+			}
+		}
 	})
 	return batch, index
 }

@@ -377,7 +377,12 @@ func (p *program) weight(n *graph.Node, dt DType) Pointer {
 	case root.Param() != nil:
 		param := root.Param()
 		r.key, r.param, r.label = weightKey{param, dt}, param, param.Name
-		r.fill = func() []byte { return converted(param.Tensor(), dt) }
+		r.fill = func() []byte {
+			if !param.Allocated() {
+				return nil // it was never written
+			}
+			return converted(param.Tensor(), dt)
+		}
 	default:
 		r.key, r.node = constKey{n, dt}, n
 		r.fill = func() []byte { return converted(p.tensor(n), dt) }

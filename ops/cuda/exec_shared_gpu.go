@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"sync"
 	"unsafe"
 
@@ -56,7 +57,7 @@ func unitOf(index int) (*unit, error) {
 }
 
 // hold takes the shared region, loading it at its first use.
-func (u *unit) hold(r *region) (*resident, error) {
+func (u *unit) hold(r *region, random bool) (*resident, error) {
 	if res := u.shared[r.key]; res != nil {
 		if res.buf.Bytes != r.bytes {
 			return nil, fmt.Errorf("cuda: %s is on the device with %d bytes, the plan needs %d: close the executors that hold it", r.label, res.buf.Bytes, r.bytes)
@@ -72,7 +73,11 @@ func (u *unit) hold(r *region) (*resident, error) {
 	if r.param != nil {
 		res.version = r.param.Version()
 	}
-	if err := load(u.dev, b, r); err != nil {
+	err = load(u.dev, b, r)
+	if err == nil && random && r.param != nil && !r.state && !r.param.Allocated() {
+		err = randomize(u.dev, b)
+	}
+	if err != nil {
 		return nil, errors.Join(err, b.Free())
 	}
 	u.shared[r.key] = res
@@ -105,6 +110,21 @@ func load(d *Device, b *Buffer, r *region) error {
 		return fmt.Errorf("cuda: %s has %d bytes, the plan was made for %d: build the graph again", r.label, len(data), r.bytes)
 	}
 	return d.Upload(b.Pointer, data)
+}
+
+// randomize fills a weight of bf16 with normal numbers of deviation 0.02: a block of them, again and again.
+func randomize(d *Device, b *Buffer) error {
+	r := rand.New(rand.NewPCG(uint64(b.Bytes), 1))
+	block := make([]dtype.BF16, min(1<<20+64, b.Bytes/2))
+	for i := range block {
+		block[i] = dtype.ToBF16(float32(0.02 * r.NormFloat64()))
+	}
+	n := 2 * int64(len(block))
+	err := d.Upload(b.Pointer, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(block))), n))
+	for at := n; at < b.Bytes && err == nil; at += n {
+		err = d.Main().Copy(b.At(at), b.Pointer, min(n, b.Bytes-at))
+	}
+	return err
 }
 
 func (u *unit) drop(key any) error {

@@ -93,8 +93,8 @@ func affineBody(c *Call) error {
 func linearBody(c *Call, add *Call) error {
 	w := c.In[1]
 	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: w.Dim(1), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32}
-	if !c.p.constant[w] {
-		return unsupported("linear", "w is %s, which a run changes: kernels read weights before the launch in front has ended", w.Name())
+	if err := c.weightInputs(1); err != nil {
+		return err
 	}
 	if err := c.inputs(0, &g.X, &g.W, &g.Bias); err != nil {
 		return err
@@ -140,11 +140,12 @@ func layerNormBody(c *Call) error {
 	return n.Launch(c)
 }
 
-// weightInputs refuses inputs from first on that a run changes, for kernels that read them early.
+// weightInputs refuses inputs from first on that another node computes, for kernels that read them before the launch in
+// front has ended. Weights and feeds are there before the first launch.
 func (c *Call) weightInputs(first int) error {
 	for _, in := range c.In[first:] {
-		if !c.p.constant[in] {
-			return unsupported(c.Node.Op().Name(), "%s is no weight", in.Name())
+		if root := rootOf(in); !c.p.constant[in] && root.Op() != nil {
+			return unsupported(c.Node.Op().Name(), "%s is neither a weight nor fed", in.Name())
 		}
 	}
 	return nil

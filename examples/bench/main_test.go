@@ -1,0 +1,30 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestBenchMeasures(t *testing.T) {
+	for _, args := range [][]string{{"-batch", "2", "-context", "40"}, {"-prefill", "33"}} {
+		var out bytes.Buffer
+		require.NoError(t, run(append(args, "-shape", "tiny", "-steps", "2", "-json", "-backend", "native"), &out, io.Discard))
+		var r result
+		require.NoError(t, json.Unmarshal(out.Bytes(), &r))
+		require.Equal(t, "native", r.Backend)
+		require.Greater(t, r.StepMS, 0.0)
+		require.Greater(t, r.Tokens, 0.0)
+	}
+	for want, args := range map[string][]string{
+		`-shape must be one of llama3-1b, llama3-8b, tiny, got "x"`: {"-shape", "x"},
+		"-batch must be 1 to 1024, got 0":                           {"-batch", "0"},
+		`-dtype must be bf16, f16 or f32, got "int8"`:               {"-dtype", "int8"},
+		`-backend: backend must be native or cuda, got "x"`:         {"-backend", "x"},
+	} {
+		require.EqualError(t, run(args, io.Discard, io.Discard), want)
+	}
+}
