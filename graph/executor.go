@@ -46,4 +46,8 @@ func TensorOf(t Type, mem []byte) (Tensor, error) {
 
 // Allocated reports whether p has memory on the host: a state that only a
 // device holds has none.
-func (p *Param) Allocated() bool { return p.mem != nil }
+func (p *Param) Allocated() bool {
+	p.memMu.Lock()
+	defer p.memMu.Unlock()
+	return p.mem != nil
+}

@@ -77,8 +77,6 @@ type Device struct {
 	calls chan func()
 	done  chan struct{}
 
-	kept residents
-
 	closing sync.Mutex
 	closed  bool
 
@@ -122,7 +120,6 @@ func Open(index int) (*Device, error) {
 		buffers: map[*Buffer]struct{}{}, pins: map[*HostBuffer]struct{}{}, graphs: map[*Graph]struct{}{}, streams: map[*Stream]struct{}{},
 	}
 	d.stats.ByLabel = map[string]int64{}
-	d.kept.weights, d.kept.tables = map[weightKey]*weight{}, map[any]*Buffer{}
 	d.target = Target{Name: info.Name, Compute: info.Compute, SMs: info.SMs, Portable: variant != ""}
 	ready := make(chan error)
 	go d.serve(ready)

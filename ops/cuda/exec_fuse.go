@@ -71,17 +71,14 @@ func (p *program) fuseResidual(i int) (*Call, int, error) {
 	return c, 2, linearBody(c, &Call{Node: add, In: in, p: p})
 }
 
-// fuseAppend: the rotation of q and k and the writes of k and v to their pools; or, where nothing is turned, the writes.
+// fuseAppend: the rotation of q and k and the writes of k and v to their pools.
 func (p *program) fuseAppend(i int) (*Call, int, error) {
-	q, k, n := p.at(i), p.at(i+1), 2
-	rq, turned := opOf[ops.RotaryOp](q)
+	q, k, ka, va := p.at(i), p.at(i+1), p.at(i+2), p.at(i+3)
+	rq, ok := opOf[ops.RotaryOp](q)
 	rk, both := opOf[ops.RotaryOp](k)
-	if !turned {
-		q, k, n = nil, nil, 0
-	} else if !both || rq != rk || rq.Back || len(q.In()) != 2 || len(k.In()) != 2 || q.In()[1] != k.In()[1] {
+	if !ok || !both || rq != rk || rq.Back || len(q.In()) != 2 || len(k.In()) != 2 || q.In()[1] != k.In()[1] {
 		return nil, 0, nil
 	}
-	ka, va := p.at(i+n), p.at(i+n+1)
 	if _, ok := opOf[ops.AppendPagesOp](ka); !ok {
 		return nil, 0, nil
 	}
@@ -89,37 +86,22 @@ func (p *program) fuseAppend(i int) (*Call, int, error) {
 		return nil, 0, nil
 	}
 	kin, vin := ka.In(), va.In()
-	if len(kin) != 3 || len(vin) != 3 || kin[2] != vin[2] || !slices.Equal(kin[1].Shape(), vin[1].Shape()) || kin[0] == vin[0] {
-		return nil, 0, nil
-	}
-	if k != nil && (kin[1] != k || !p.only(k, ka)) {
+	if len(kin) != 3 || len(vin) != 3 || kin[1] != k || !p.only(k, ka) || kin[2] != vin[2] || kin[0] == vin[0] || !slices.Equal(kin[1].Shape(), vin[1].Shape()) {
 		return nil, 0, nil
 	}
 	c := &Call{Node: ka, In: kin, p: p}
+	qc, kc, vc := &Call{Node: q, In: q.In(), p: p}, &Call{Node: k, In: k.In(), p: p}, &Call{Node: va, In: vin, p: p}
 	if err := errors.Join(c.appendable(kin[0]), c.appendable(vin[0])); err != nil {
 		return nil, 0, err
 	}
-	v := &Call{Node: va, In: vin, p: p}
-	var kPool, kRows, slots, vPool, vRows Pointer
-	if err := errors.Join(c.inputs(0, &kPool), c.inputs(2, &slots), v.inputs(0, &vPool, &vRows)); err != nil {
-		return nil, 0, err
-	}
-	c.checkSlots(2, kin[0])
-	if k == nil {
-		if err := c.inputs(1, &kRows); err != nil {
-			return nil, 0, err
-		}
-		return c, n + 2, c.appendRows(kin[1], kRows, vRows, kPool, vPool, slots).Launch(c)
-	}
-	qc, kc := &Call{Node: q, In: q.In(), p: p}, &Call{Node: k, In: k.In(), p: p}
 	r, err := qc.rotation(q.In()[0], 1, rq.Table, rq.Pairing == ops.Interleaved, false)
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := errors.Join(qc.inputs(0, &r.Q), kc.inputs(0, &r.K)); err != nil {
+	if err := errors.Join(qc.inputs(0, &r.Q), kc.inputs(0, &r.K), c.inputs(0, &r.KPool), c.inputs(2, &r.Slots), vc.inputs(0, &r.VPool, &r.V)); err != nil {
 		return nil, 0, err
 	}
+	c.checkSlots(2, kin[0])
 	r.Hq, r.Hk, r.QOut = q.Dim(-2), k.Dim(-2), qc.Output(0)
-	r.V, r.KPool, r.VPool, r.Slots = vRows, kPool, vPool, slots
-	return c, n + 2, r.Launch(c)
+	return c, 4, r.Launch(c)
 }

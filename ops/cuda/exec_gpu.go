@@ -32,11 +32,11 @@ type Executor struct {
 	segments []*segment
 	values   map[*graph.Node]graph.Tensor
 
-	// Of the run that is on its way, for step.
+	// Of the run that is on its way, for task.
 	ctx     context.Context
 	variant int
 	broken  bool // the error is of the device
-	step    func() error
+	task    *task
 }
 
 type heldRegion struct {
@@ -76,7 +76,7 @@ func Compile(plan *graph.Plan, o Options) (*Executor, error) {
 		return nil, err
 	}
 	e := &Executor{unit: u, prog: p, base: make([]uint64, len(p.regions)), values: map[*graph.Node]graph.Tensor{}}
-	e.step = e.run
+	e.task = newTask(u.dev, e.run)
 	if err := e.take(o.Random); err != nil {
 		return nil, errors.Join(err, e.release())
 	}
@@ -190,7 +190,10 @@ func (e *Executor) Do(ctx context.Context, feeds graph.Feeds) error {
 	if e.prog.needsMixed(feeds) {
 		e.variant = 1
 	}
-	err := e.unit.dev.do(e.step)
+	err := e.unit.dev.usable()
+	if err == nil {
+		err = e.task.do()
+	}
 	if err != nil && (e.broken || ctx.Err() == nil && errors.As(err, new(*Error))) {
 		e.failed = err
 	}

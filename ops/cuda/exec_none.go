@@ -4,7 +4,6 @@ package cuda
 
 import (
 	"context"
-	"errors"
 
 	"github.com/seafan/seafan/graph"
 )
@@ -13,14 +12,14 @@ import (
 type Executor struct{}
 
 // Compile fails: there is no driver in this build.
-func Compile(*graph.Plan, Options) (*Executor, error) { return nil, errors.New("cuda: " + noTag) }
+func Compile(*graph.Plan, Options) (*Executor, error) { return nil, errNoTag }
 
 // Do fails as Compile does.
-func (*Executor) Do(context.Context, graph.Feeds) error { return errors.New("cuda: " + noTag) }
+func (*Executor) Do(context.Context, graph.Feeds) error { return errNoTag }
 
 // Value fails as Compile does.
 func (*Executor) Value(*graph.Node) (graph.Tensor, error) {
-	return graph.Tensor{}, errors.New("cuda: " + noTag)
+	return graph.Tensor{}, errNoTag
 }
 
 // Close has nothing to free.

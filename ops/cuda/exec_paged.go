@@ -25,8 +25,8 @@ func attentionBody(c *Call) error {
 	switch {
 	case o.Ragged:
 		return unsupported(op, "packed sequences without pages")
-	case o.KVLen:
-		return unsupported(op, "kv_len")
+	case o.KVLen && (o.Mask || o.Sinks || q.Shape[1] != 1 || c.Needs(1)):
+		return unsupported(op, "kv_len with more than one query token, a mask, sinks or lse")
 	case o.Window > 0 && !o.Causal:
 		return unsupported(op, "a window that is not causal")
 	case lastDim(q) != lastDim(v):
@@ -45,6 +45,9 @@ func attentionBody(c *Call) error {
 	}
 	at := 3
 	var err error
+	if o.KVLen {
+		return c.attentionOfLengths(o, a)
+	}
 	if o.Mask {
 		m := c.In[at].Type()
 		if a.Mask, err = c.Input(at); err != nil {
@@ -72,6 +75,21 @@ func attentionBody(c *Call) error {
 		}
 	}
 	return a.Launch(c)
+}
+
+// attentionOfLengths is one query token a sequence, over keys of a length of its own.
+func (c *Call) attentionOfLengths(o ops.AttentionOp, a AttentionPrefill) error {
+	if o.Causal && a.Lk > 1 {
+		return unsupported("attention", "kv_len of a causal attention")
+	}
+	c.checkInts(3, 0, a.Lk, "kv_len")
+	lengths, err := c.Input(3)
+	if err != nil {
+		return err
+	}
+	d := AttentionDecode{Type: a.Type, B: a.B, Hq: a.Hq, Hk: a.Hk, D: a.D, Out: a.Out, Q: a.Q, K: a.K, V: a.V, Lengths: lengths, MaxLength: a.Lk, Window: -1, Softcap: a.Softcap, Scale: a.Scale}
+	d.Scratch = c.Scratch(d.ScratchBytes())
+	return d.Launch(c)
 }
 
 // requests are the inputs of a paged attention that describe its requests, all fed.
@@ -268,26 +286,14 @@ func (p *program) several(key any, f func(graph.Feeds) bool) {
 	}
 }
 
-// appendRows writes k to kPool and v to vPool at their slots, without a rotation of its own: the first 16 elements of each
-// head of k pass one by the angle 0, which is exact for finite values.
-func (c *Call) appendRows(x *graph.Node, k, v, kPool, vPool, slots Pointer) Rotary {
-	t := x.Type()
-	one := func(label string, v float32) Pointer {
-		return c.p.constants(label, func() []float32 { return []float32{v, v, v, v, v, v, v, v} }, 8)
-	}
-	return Rotary{Type: c.Type(), T: t.Shape[0], Hk: t.Shape[1], D: t.Shape[2], Rot: 16, MaxPositions: 1, K: k, V: v, KPool: kPool, VPool: vPool, Slots: slots,
-		Cos: one("ones", 1), Sin: one("zeros", 0),
-		Positions: c.Prepared([2]any{"zeros", t.Shape[0]}, "zeros", t.Shape[0], func(dst []int32, _ graph.Feeds) { clear(dst) })}
-}
-
-// appendable refuses shapes that the cache write has no kernel for. It depends on the pool alone, so that every plan of a
+// appendable refuses pools that the cache write has no kernel for. It depends on the pool alone, so that every plan of a
 // session answers alike.
 func (c *Call) appendable(pool *graph.Node) error {
-	if d := pool.Dim(-1); d%16 != 0 || d < 16 {
-		return unsupported(c.Node.Op().Name(), "head dim %d: a kernel exists for multiples of 16", d)
-	}
 	if len(c.In) > 4 || pool.Type().DType == dtype.Float8E4M3 {
 		return unsupported(c.Node.Op().Name(), "a pool of %s", pool.Type().DType)
+	}
+	if columns := pool.Dim(-2) * pool.Dim(-1); columns*c.Type().Size()%16 != 0 {
+		return unsupported(c.Node.Op().Name(), "%d columns of %v: rows of whole 16 bytes", columns, c.Type())
 	}
 	return nil
 }
@@ -305,7 +311,8 @@ func appendPagesBody(c *Call) error {
 		return err
 	}
 	c.checkSlots(2, c.In[0])
-	return c.appendRows(c.In[1], x, x, pool, pool, slots).Launch(c)
+	t := c.In[1].Type()
+	return Append{Type: c.Type(), T: t.Shape[0], Columns: t.Shape[1] * t.Shape[2], Pool: pool, X: x, Slots: slots}.Launch(c)
 }
 
 func appendRotaryBody(c *Call) error {
@@ -317,20 +324,13 @@ func appendRotaryBody(c *Call) error {
 	if err != nil {
 		return err
 	}
-	var pool Pointer
-	if err := c.inputs(0, &pool, &r.Q); err != nil {
+	if err := c.inputs(0, &r.KPool, &r.K); err != nil {
 		return err
 	}
 	c.checkSlots(3, c.In[0])
-	slots, err := c.Input(3)
-	if err != nil {
+	r.Hk = x.Dim(-2)
+	if r.Slots, err = c.Input(3); err != nil {
 		return err
 	}
-	// Turned in scratch, then written.
-	turned := c.Scratch(int64(x.Type().Size() * c.Type().Size()))
-	r.Hq, r.QOut = x.Dim(-2), turned
-	if err := r.Launch(c); err != nil {
-		return err
-	}
-	return c.appendRows(x, turned, turned, pool, pool, slots).Launch(c)
+	return r.Launch(c)
 }

@@ -306,7 +306,6 @@ type (
 		node *graph.Node
 		dt   DType
 	}
-	dataKey string
 )
 
 // read is an input of a body.
@@ -391,11 +390,6 @@ func (p *program) weight(n *graph.Node, dt DType) Pointer {
 		r.label += " " + dt.String()
 	}
 	return p.region(r).pointer()
-}
-
-// constants is a region of fixed float32 content.
-func (p *program) constants(label string, data func() []float32, n int) Pointer {
-	return p.region(region{label: label, bytes: int64(4 * n), key: dataKey(label), fill: func() []byte { return floatBytes(data()) }}).pointer()
 }
 
 func (p *program) table(t *ops.RotaryTable) (cos, sin Pointer) {

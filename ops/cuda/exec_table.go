@@ -1,8 +1,6 @@
 package cuda
 
 import (
-	"errors"
-
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
@@ -92,10 +90,7 @@ func affineBody(c *Call) error {
 // linearBody is a product; with a residual [M,N] it is added in front of the rounding, and the sum goes to sum's place.
 func linearBody(c *Call, add *Call) error {
 	w := c.In[1]
-	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: w.Dim(1), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32}
-	if err := c.weightInputs(1); err != nil {
-		return err
-	}
+	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: w.Dim(1), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32, Computed: c.computed(1)}
 	if err := c.inputs(0, &g.X, &g.W, &g.Bias); err != nil {
 		return err
 	}
@@ -118,8 +113,8 @@ func linearBody(c *Call, add *Call) error {
 
 func rmsNormBody(c *Call) error {
 	t := c.In[0].Type()
-	n := RMSNorm{Type: c.Type(), Rows: rowsOf(t), D: lastDim(t), Eps: float32(c.Node.Op().(ops.RMSNormOp).Eps), Y: c.Output(0)}
-	if err := errors.Join(c.firstOnly(), c.weightInputs(1)); err != nil {
+	n := RMSNorm{Type: c.Type(), Rows: rowsOf(t), D: lastDim(t), Eps: float32(c.Node.Op().(ops.RMSNormOp).Eps), Y: c.Output(0), Computed: c.computed(1)}
+	if err := c.firstOnly(); err != nil {
 		return err
 	}
 	if err := c.inputs(0, &n.X, &n.W); err != nil {
@@ -131,7 +126,7 @@ func rmsNormBody(c *Call) error {
 func layerNormBody(c *Call) error {
 	t := c.In[0].Type()
 	n := LayerNorm{Type: c.Type(), Rows: rowsOf(t), D: lastDim(t), Eps: float32(c.Node.Op().(ops.LayerNormOp).Eps), Y: c.Output(0)}
-	if err := errors.Join(c.firstOnly(), c.weightInputs(1)); err != nil {
+	if err := c.firstOnly(); err != nil {
 		return err
 	}
 	if err := c.inputs(0, &n.X, &n.W, &n.B); err != nil {
@@ -140,16 +135,8 @@ func layerNormBody(c *Call) error {
 	return n.Launch(c)
 }
 
-// weightInputs refuses inputs from first on that another node computes, for kernels that read them before the launch in
-// front has ended. Weights and feeds are there before the first launch.
-func (c *Call) weightInputs(first int) error {
-	for _, in := range c.In[first:] {
-		if root := rootOf(in); !c.p.constant[in] && root.Op() != nil {
-			return unsupported(c.Node.Op().Name(), "%s is neither a weight nor fed", in.Name())
-		}
-	}
-	return nil
-}
+// computed says whether the launch in front may write input i: it is neither a weight nor fed.
+func (c *Call) computed(i int) bool { return !c.p.constant[c.In[i]] && rootOf(c.In[i]).Op() != nil }
 
 func addBody(c *Call) error {
 	a := Add{Type: c.Type(), N: int64(c.Node.Type().Size()), Y: c.Output(0)}

@@ -99,7 +99,7 @@ func TestExecutorPreparesRequests(t *testing.T) {
 
 	for want, change := range map[string]func(f graph.Feeds){
 		"cuda: embedding: ids must be 0 to 255, got 256 at index 1 of tokens":                    func(f graph.Feeds) { f["tokens"] = []int32{0, 256, 0, 0, 0, 0, 0, 0} },
-		"cuda: rotary: positions must be 0 to 511, got 512 at index 0 of positions":              func(f graph.Feeds) { f["positions"] = []int32{512, 0, 0, 0, 0, 0, 0, 0} },
+		"cuda: rotary: positions must be 0 to 159, got 512 at index 0 of positions":              func(f graph.Feeds) { f["positions"] = []int32{512, 0, 0, 0, 0, 0, 0, 0} },
 		"cuda: append_pages: slots must be -1 to 159, got 160 at index 7 of slots":               func(f graph.Feeds) { f["slots"] = []int32{0, 0, 0, 0, 0, 0, 0, 160} },
 		"cuda: paged_attention: page table: page id 10 at 2: the pool has pages 0 to 9":          func(f graph.Feeds) { f["kv_page_indices"] = []int32{0, 1, 10, 2, 3, 0, 0, 0, 0, 0} },
 		"cuda: paged_attention: request 0 brings 22 tokens (qo_indptr 0, 22), its pages hold 21": func(f graph.Feeds) { f["qo_indptr"] = []int32{0, 22, 22, 22, 22} },
@@ -192,4 +192,11 @@ func TestOptionsRefuse(t *testing.T) {
 	_, err = lower(plan, targets["sm_90"], BF16, false, nil)
 	require.EqualError(t, err, "cuda: x is float64[2]: float64 plans run natively")
 	require.NotEmpty(t, fmt.Sprint(Options{}))
+}
+
+// The table of supported ops tells what is registered here.
+func TestSupportTableIsTrue(t *testing.T) {
+	for _, s := range ops.Support() {
+		require.Equal(t, Supports(s.Name) || s.Name == "reshape", s.CUDA, s.Name)
+	}
 }
