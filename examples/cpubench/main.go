@@ -1,0 +1,239 @@
+// Command cpubench measures the native bodies on this machine's cores and, beside
+// them, PyTorch, in turns of one run, and prints both with their ratio.
+//
+//	go run ./examples/cpubench
+//	go run ./examples/cpubench -python python3 -steps cpu_train.py -rounds 3
+//
+// Without -python, or where that has no torch, it prints ours alone. The time
+// of a thing is that of its fastest run over all rounds, which a busy machine
+// disturbs least; still, ratios of a busy machine are no record.
+package main
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/seafan/seafan/ops/native"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "cpubench:", err)
+		os.Exit(1)
+	}
+}
+
+// command is what the flags say.
+type command struct {
+	python, steps, text string
+	compile             bool
+	rounds              int
+}
+
+func run(ctx context.Context, args []string, out, errOut io.Writer) error {
+	var c command
+	f := flag.NewFlagSet("cpubench", flag.ContinueOnError)
+	f.SetOutput(errOut)
+	f.StringVar(&c.python, "python", "", "Python with torch, to compare with; none: ours alone")
+	f.StringVar(&c.steps, "steps", "", "cpu_train.py, the training step in PyTorch; none: no step of the peer's")
+	f.BoolVar(&c.compile, "compile", false, "time torch.compile's training step too (a minute each)")
+	f.IntVar(&c.rounds, "rounds", 2, "turns of ours and theirs")
+	f.StringVar(&c.text, "text", "", "text to train on; none: Newton's Opticks, which is in every Go install")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: every value belongs to a flag (-h lists them)", f.Arg(0))
+	}
+	if c.rounds < 1 || c.rounds > 100 {
+		return fmt.Errorf("-rounds: must be 1 to 100, got %d", c.rounds)
+	}
+	if c.text == "" {
+		root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+		if err != nil {
+			return fmt.Errorf("-text: a text is required where there is no go command: %w", err)
+		}
+		c.text = filepath.Join(strings.TrimSpace(string(root)), "src", "testdata", "Isaac.Newton-Opticks.txt")
+	}
+	p, why := newPeer(ctx, c)
+	if p == nil {
+		fmt.Fprintln(errOut, "cpubench: ours alone:", why)
+	}
+	ours, theirs := times{}, times{}
+	for r := range c.rounds {
+		fmt.Fprintf(errOut, "cpubench: round %d of %d\n", r+1, c.rounds)
+		if err := measure(ctx, c.text, ours); err != nil {
+			return err
+		}
+		if p != nil {
+			if err := p.measure(ctx, theirs); err != nil {
+				return err
+			}
+		}
+	}
+	header := fmt.Sprintf("%s/%s, %d workers, kernels %s", runtime.GOOS, runtime.GOARCH, native.Workers(), native.GemmKernel())
+	if p != nil {
+		header += ", torch " + p.version
+	}
+	fmt.Fprintln(out, header+load())
+	return table(out, ours, theirs)
+}
+
+// load is the load of the machine where it can be read.
+func load() string {
+	raw, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return ""
+	}
+	return ", load " + strings.Join(strings.Fields(string(raw))[:3], " ")
+}
+
+// times are the seconds of the fastest run of each work.
+type times map[string]float64
+
+func (t times) add(work string, seconds float64) {
+	if old, ok := t[work]; !ok || seconds < old {
+		t[work] = seconds
+	}
+}
+
+// works are the rows of the table; flops turns a time into a rate, 0: none.
+var works = []struct {
+	name, peer string
+	flops      float64
+}{
+	{"step f32", "eager", 0},
+	{"step f32 compiled", "torch.compile", 0},
+	{"step bf16", "autocast", 0},
+	{"step bf16 compiled", "autocast, torch.compile", 0},
+	{"step fp8", "", 0},
+	{"sgemm 1024^3", "mm", 2 << 30},
+	{"bf16 gemm 1024^3", "mm of bf16", 2 << 30},
+	{"attention forward", "SDPA", 0},
+	{"attention forward and backward", "SDPA", 0},
+}
+
+// table prints ours, theirs and how much of their time we take.
+func table(out io.Writer, ours, theirs times) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "work\tours ms\tpeer ms\tours/peer\tGFLOP/s\tpeer")
+	for _, x := range works {
+		o, ok := ours[strings.TrimSuffix(x.name, " compiled")]
+		p, known := theirs[x.name]
+		if !ok || strings.HasSuffix(x.name, " compiled") && !known {
+			continue
+		}
+		peer, ratio, rate := "", "", ""
+		if known {
+			peer, ratio = fmt.Sprintf("%.2f", 1e3*p), fmt.Sprintf("%.2f", o/p)
+		}
+		if x.flops > 0 {
+			rate = fmt.Sprintf("%.0f", x.flops/o/1e9)
+			if known {
+				rate += fmt.Sprintf(" / %.0f", x.flops/p/1e9)
+			}
+		}
+		fmt.Fprintf(w, "%s\t%.2f\t%s\t%s\t%s\t%s\n", x.name, 1e3*o, peer, ratio, rate, x.peer)
+	}
+	if f32, ok := ours["step f32"]; ok {
+		fmt.Fprintf(w, "\nour steps of our f32: bf16 %.2f, fp8 %.2f\n", ours["step bf16"]/f32, ours["step fp8"]/f32)
+	}
+	return w.Flush()
+}
+
+// peer is a Python with torch.
+type peer struct {
+	command
+	version string
+}
+
+//go:embed peer.py
+var peerProgram string
+
+// newPeer is nil, with the reason, where there is none.
+func newPeer(ctx context.Context, c command) (*peer, string) {
+	if c.python == "" {
+		return nil, "no -python"
+	}
+	version, err := exec.CommandContext(ctx, c.python, "-c", "import torch; print(torch.__version__)").Output()
+	if err != nil {
+		return nil, fmt.Sprintf("%s has no torch (%v)", c.python, err)
+	}
+	return &peer{c, strings.TrimSpace(string(version))}, ""
+}
+
+func (p *peer) measure(ctx context.Context, t times) error {
+	threads := fmt.Sprint(native.Workers())
+	raw, err := p.run(ctx, "-c", peerProgram, threads)
+	if err != nil {
+		return err
+	}
+	var got map[string]float64
+	if err := json.Unmarshal(raw, &got); err != nil {
+		return fmt.Errorf("%s: %w", p.python, err)
+	}
+	for work, seconds := range got {
+		t.add(work, seconds)
+	}
+	if p.steps == "" {
+		return nil
+	}
+	for _, x := range []struct {
+		work  string
+		flags []string
+	}{{"step f32", nil}, {"step bf16", []string{"--bf16"}}, {"step f32 compiled", []string{"--compile"}}, {"step bf16 compiled", []string{"--bf16", "--compile"}}} {
+		if strings.HasSuffix(x.work, " compiled") && !p.compile {
+			continue
+		}
+		raw, err := p.run(ctx, append([]string{p.steps, p.text, "--time-only", "--threads", threads}, x.flags...)...)
+		if err != nil {
+			return err
+		}
+		var median, least float64
+		if _, err := fmt.Sscanf(string(raw), "step median %f ms, min %f ms", &median, &least); err != nil {
+			return fmt.Errorf("%s: must print \"step median X ms, min Y ms\", got %q", p.steps, raw)
+		}
+		t.add(x.work, least/1e3)
+	}
+	return nil
+}
+
+func (p *peer) run(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, p.python, args...)
+	var said strings.Builder
+	cmd.Stderr = &said
+	raw, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w\n%s", cmp.Or(p.steps, p.python), err, said.String())
+	}
+	return raw, nil
+}
+
+// fastest is the time of the fastest of n runs after one for warmth.
+func fastest(n int, f func()) float64 {
+	f()
+	best := math.Inf(1)
+	for range n {
+		start := time.Now()
+		f()
+		best = min(best, time.Since(start).Seconds())
+	}
+	return best
+}

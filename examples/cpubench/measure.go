@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"math/rand/v2"
+
+	"github.com/seafan/seafan/autocast"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/train"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// This file measures ours: the steps of the demo's model and the two bodies
+// that decide them.
+
+// measure adds one round.
+func measure(ctx context.Context, text string, t times) error {
+	products(t)
+	attention(t)
+	for _, s := range []struct {
+		work    string
+		compute train.Compute
+		fp8     bool
+	}{{"step f32", train.F32, false}, {"step bf16", train.BF16, false}, {"step fp8", train.F32, true}} {
+		if err := steps(ctx, text, s.compute, s.fp8, func(seconds float64) { t.add(s.work, seconds) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// products are square ones: float32, and float32 operands multiplied as bf16
+// (rounding them is part of the time; the peer's are bf16 before).
+func products(t times) {
+	const n = 1024
+	a, b, c := normals(n*n), normals(n*n), make([]float32, n*n)
+	t.add("sgemm 1024^3", fastest(20, func() { native.Gemm(false, false, n, n, n, 1, a, n, b, n, 0, c, n) }))
+	t.add("bf16 gemm 1024^3", fastest(20, func() { native.BF16LinearGradInput(c, a, b, n, n, n) }))
+}
+
+// attention is causal, B1 H8 T2048 D64.
+func attention(t times) {
+	const l, h, d = 2048, 8, 64
+	const n = l * h * d
+	buffer := func() []float32 { return make([]float32, n) }
+	a := native.AttentionGradArgs[float32]{
+		AttentionArgs: native.AttentionArgs[float32]{
+			Out: buffer(), LSE: make([]float32, h*l), Q: normals(n), K: normals(n), V: normals(n),
+			B: 1, Lq: l, Lk: l, Hq: h, Hkv: h, D: d, Dv: d, Causal: true,
+		},
+		DQ: buffer(), DK: buffer(), DV: buffer(), DOut: normals(n),
+	}
+	t.add("attention forward", fastest(10, func() { native.Attention(a.AttentionArgs) }))
+	t.add("attention forward and backward", fastest(10, func() {
+		native.Attention(a.AttentionArgs)
+		native.AttentionGrad(a)
+	}))
+}
+
+func normals(n int) []float32 {
+	r := rand.New(rand.NewPCG(1, uint64(n)))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return x
+}
+
+// steps trains the demo's model for a moment and reports every step after the
+// first five, as cpu_train.py does.
+func steps(ctx context.Context, text string, compute train.Compute, fp8 bool, each func(seconds float64)) error {
+	m, err := models.New(models.Config{
+		Type: "llama", Vocab: 256, Hidden: 256, FFN: 1024, Layers: 4, Heads: 4, KVHeads: 4, HeadDim: 64,
+		Context: 128, NormEps: 1e-5, RopeTheta: 1e4,
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.Init(0); err != nil {
+		return err
+	}
+	tokens, err := train.Open(train.OpenOptions{}, text)
+	if err != nil {
+		return err
+	}
+	defer tokens.Close()
+	o := train.Defaults()
+	o.Steps, o.Compute, o.EvalEvery, o.EvalRows = 25, compute, 0, 1
+	data, err := train.NewWindows(tokens, 256, train.WindowOptions{Context: o.Context, Order: train.Random, Validation: 0.1})
+	if err != nil {
+		return err
+	}
+	var trained train.Model = m
+	if fp8 {
+		trained = autocast.Train(m, autocast.Options{})
+	}
+	t, err := train.New(trained, data, o, train.Each(func(x train.Metric) {
+		if x.Step > 5 {
+			each(x.StepMS / 1e3)
+		}
+	}))
+	if err != nil {
+		return err
+	}
+	_, err = t.Run(ctx)
+	return err
+}
