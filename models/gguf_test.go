@@ -181,3 +181,32 @@ func TestGGUFRefusals(t *testing.T) {
 	_, err = models.Open(path)
 	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: gemma3, llama, olmo2, qwen2, qwen3, smollm3)`)
 }
+
+// FuzzOpenGGUF: whatever a GGUF file says, opening it does not panic.
+func FuzzOpenGGUF(f *testing.F) {
+	for _, kind := range []string{"llama", "qwen2", "gemma3_text"} {
+		c := models.Config{Type: kind, Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 1, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, Tied: true,
+			QKVBias: kind == "qwen2", QKNorm: kind == "gemma3_text"}
+		m, err := models.New(c)
+		require.NoError(f, err)
+		require.NoError(f, m.Init(1))
+		whole := ggufOf(m, nil)
+		path := filepath.Join(f.TempDir(), "model.gguf")
+		require.NoError(f, os.WriteFile(path, whole, 0o666))
+		if kind != "gemma3_text" { // its window is in no key here
+			_, err = models.Open(path)
+			require.NoError(f, err)
+		}
+		f.Add(whole)
+		f.Add(whole[:len(whole)/2])
+		f.Add(bytes.ReplaceAll(whole, []byte{8, 0, 0, 0}, []byte{255, 255, 255, 255}))
+		f.Add(ggufOf(m, func(g *ggufFile) { g.key("tokenizer.ggml.model", "gpt2"); g.key("tokenizer.ggml.pre", "smollm") }))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		path := filepath.Join(t.TempDir(), "model.gguf")
+		require.NoError(t, os.WriteFile(path, raw, 0o666))
+		if o, err := models.Open(path); err == nil {
+			require.NoError(t, o.Close())
+		}
+	})
+}

@@ -15,8 +15,8 @@ import (
 )
 
 // TestOpeningMapsAndDoesNotRead opens a llama of 4 billion numbers in bf16, a
-// file of 8 GB with holes for weights: measured 0.1 to 0.3 s, most of it the graph
-// that says what there must be. A weight is read when it is touched.
+// file of 8 GB with holes for weights: measured 30 ms, most of it the graph that
+// says what there must be. A weight is read when it is touched.
 func TestOpeningMapsAndDoesNotRead(t *testing.T) {
 	const layers, hidden, ffn, vocab, heads, kv, dim = 29, 3072, 12288, 32000, 24, 8, 128
 	dir := t.TempDir()

@@ -51,11 +51,11 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
 // settings are the flags.
 type settings struct {
-	model, prompt, system, backend string
-	chat, json                     bool
-	n, context, workers            int
-	sampling                       generate.Sampling
-	stops                          list
+	model, adapter, prompt, system, backend string
+	chat, json                              bool
+	n, context, workers                     int
+	sampling                                generate.Sampling
+	stops                                   list
 }
 
 func parse(args []string, errOut io.Writer) (settings, error) {
@@ -63,6 +63,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f := flag.NewFlagSet("generate", flag.ContinueOnError)
 	f.SetOutput(errOut)
 	f.StringVar(&s.model, "model", "", "model folder or .gguf file (required)")
+	f.StringVar(&s.adapter, "adapter", "", "folder of a LoRA adapter (PEFT) on the model")
 	f.StringVar(&s.prompt, "prompt", "", "text to continue, or the first message of a chat (required without -chat)")
 	f.BoolVar(&s.chat, "chat", false, "talk, with the model's chat template: one message a line")
 	f.StringVar(&s.system, "system", "", "what the chat's system message says")
@@ -131,13 +132,20 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	if err != nil {
 		return fmt.Errorf("-model: %w", err)
 	}
+	defer m.Close() // only read
 	if m.Tokenizer == nil {
 		return fmt.Errorf("-model: %s has no tokenizer", s.model)
 	}
 	if s.context == 0 {
 		s.context = min(m.Config.Context, standardContext)
 	}
-	session, err := generate.New(m, generate.Options{Context: s.context})
+	var model generate.Model = m
+	if s.adapter != "" {
+		if model, err = m.OpenAdapter(s.adapter); err != nil {
+			return fmt.Errorf("-adapter: %w", err)
+		}
+	}
+	session, err := generate.New(model, generate.Options{Context: s.context})
 	if err != nil {
 		return flagError(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
 )
 
@@ -69,6 +70,8 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 	_, _, err := runIt(t, "", "-model", text, "-prompt", "a")
 	require.ErrorContains(t, err, "-model: ")
 	require.ErrorContains(t, err, text)
+	_, _, err = runIt(t, "", "-model", dir, "-prompt", "a", "-adapter", nothing)
+	require.ErrorContains(t, err, "-adapter: models: adapter "+nothing)
 	_, errOut, err := runIt(t, "", "-h")
 	require.ErrorIs(t, err, flag.ErrHelp)
 	for _, name := range []string{"-model", "-prompt", "-chat", "-system", "-backend", "-n", "-stop"} {
@@ -129,4 +132,26 @@ func TestChatTellsWhyTheInputEnds(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(`{{ messages[-1].content }}`), 0o666))
 	_, _, err := runIt(t, "a\n"+strings.Repeat("b", 2<<20), "-model", dir, "-chat", "-n", "2")
 	require.EqualError(t, err, "-chat: the input: a line must be shorter than 1048576 bytes")
+}
+
+func TestAdapterChangesTheText(t *testing.T) {
+	dir := byteModel(t)
+	plain, _, err := runIt(t, "", "-model", dir, "-prompt", "Hello", "-n", "20", "-temperature", "0")
+	require.NoError(t, err)
+	m, err := models.Open(dir)
+	require.NoError(t, err)
+	ad, err := m.Adapt(models.LoRA{Rank: 2, Alpha: 400}, 1)
+	require.NoError(t, err)
+	for _, p := range m.Params().All() {
+		if !p.Frozen {
+			for i := range graph.Data[float32](p.Tensor()) {
+				graph.Data[float32](p.Tensor())[i] = float32(i%7) - 3
+			}
+		}
+	}
+	adapter := filepath.Join(t.TempDir(), "adapter")
+	require.NoError(t, ad.Save(adapter))
+	adapted, _, err := runIt(t, "", "-model", dir, "-adapter", adapter, "-prompt", "Hello", "-n", "20", "-temperature", "0")
+	require.NoError(t, err)
+	require.NotEqual(t, plain, adapted)
 }
