@@ -3,9 +3,12 @@
 package train
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -63,4 +66,49 @@ func (a *adamW) update(grads [][]float32, scale, lr float64, t int) {
 		native.AdamW(graph.Data[float32](p.Tensor()), a.m[i], a.v[i], grads[i], p.Type.Size(), step)
 		p.Touch()
 	}
+}
+
+// clear forgets the moments.
+func (a *adamW) clear() {
+	for i := range a.m {
+		clear(a.m[i])
+		clear(a.v[i])
+	}
+}
+
+// slots are the moments, named after their parameters.
+func (a *adamW) slots() []slot {
+	var s []slot
+	for i, p := range a.params {
+		typ := graph.T(dtype.Float32, p.Type.Shape...)
+		s = append(s,
+			slot{p.Name + ".m", typ, func(t *checkpoint.Tensor) error { return readMoment(t, a.m[i], math.Inf(-1)) }, false},
+			slot{p.Name + ".v", typ, func(t *checkpoint.Tensor) error { return readMoment(t, a.v[i], 0) }, false})
+	}
+	return s
+}
+
+// readMoment reads finite numbers of at least low.
+func readMoment(t *checkpoint.Tensor, dst []float32, low float64) error {
+	if err := checkpoint.Read(t, dst); err != nil {
+		return err
+	}
+	for i, x := range dst {
+		if x := float64(x); !finite(x) || x < low {
+			need := "finite"
+			if low == 0 {
+				need = "finite and 0 or more"
+			}
+			return fmt.Errorf("%s: %s must be %s, element %d is %g", t.File(), t.Name(), need, i, x)
+		}
+	}
+	return nil
+}
+
+func (a *adamW) entries() []checkpoint.Entry {
+	var es []checkpoint.Entry
+	for i, p := range a.params {
+		es = append(es, checkpoint.Values(p.Name+".m", a.m[i], p.Type.Shape...), checkpoint.Values(p.Name+".v", a.v[i], p.Type.Shape...))
+	}
+	return es
 }

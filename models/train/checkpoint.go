@@ -17,7 +17,6 @@ import (
 	"strconv"
 
 	"github.com/seafan/seafan/graph"
-	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models/checkpoint"
 )
 
@@ -38,7 +37,8 @@ const (
 type record struct {
 	Format  int     `json:"format"`
 	Options Options `json:"options"`
-	Data    string  `json:"data"` // Data.Digest
+	Data    string  `json:"data"`            // Data.Digest
+	Files   sums    `json:"files,omitempty"` // of the others in the folder
 	State   state   `json:"state"`
 }
 
@@ -48,7 +48,6 @@ const recordFormat = 1
 var ErrNoCheckpoint = errors.New("no checkpoint")
 
 var stepDir = regexp.MustCompile(`^step-([0-9]{8,})$`)
-var stepTemporary = regexp.MustCompile(`^(step-[0-9]{8,})\.tmp-`)
 
 func stepName(step int) string { return fmt.Sprintf("step-%08d", step) }
 
@@ -85,39 +84,21 @@ func listSteps(dir string) ([]int, error) {
 }
 
 // take makes this Trainer the only one that writes to the folder, until
-// release, and mends what a killed one left.
-func (t *Trainer) take() error {
-	if t.lock != nil {
-		return nil
+// release.
+func (t *Trainer) take() (err error) {
+	if t.folder == nil {
+		t.folder, err = Claim(t.dir)
 	}
-	d, err := os.Open(t.dir)
-	if err != nil {
-		return err
-	}
-	if err := lockFile(d); err != nil {
-		return errors.Join(fmt.Errorf("%s: must not be written to by another run: %w", t.dir, err), d.Close())
-	}
-	t.lock = d
-	list, err := os.ReadDir(t.dir)
-	if err != nil {
-		return err
-	}
-	for _, f := range list {
-		if m := stepTemporary.FindStringSubmatch(f.Name()); m != nil {
-			if err := checkpoint.RecoverDir(filepath.Join(t.dir, m[1])); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return err
 }
 
+// release lets a folder go that the Trainer took itself.
 func (t *Trainer) release() error {
-	if t.lock == nil {
+	if t.folder == nil || t.claimed {
 		return nil
 	}
-	err := t.lock.Close() // which unlocks it
-	t.lock = nil
+	err := t.folder.Close()
+	t.folder = nil
 	return err
 }
 
@@ -126,35 +107,22 @@ func (t *Trainer) open() error {
 	if t.dir == "" {
 		return nil
 	}
-	if err := os.MkdirAll(t.dir, 0o777); err != nil {
-		return fmt.Errorf("train: the folder of the run must be writable: %w", err)
-	}
 	if err := t.take(); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
 	if t.saved == "" {
-		if err := t.refuseOther(); err != nil {
+		if err := t.folder.Fresh(); err != nil {
+			return fmt.Errorf("train: %w", err)
+		}
+		// A run that is killed in its first steps resumes too. The checkpoint
+		// comes before any other file: without one, a folder is not a run.
+		if err := t.save(); err != nil {
 			return err
 		}
 	}
 	var err error
 	if t.file, err = openMetrics(t.dir, t.state.Step); err != nil {
-		return fmt.Errorf("train: the folder of the run must be writable: %w", err)
-	}
-	if t.saved == "" {
-		return t.save() // a run that is killed in its first steps resumes too
-	}
-	return nil
-}
-
-// refuseOther keeps a new run from writing over another.
-func (t *Trainer) refuseOther() error {
-	steps, err := listSteps(t.dir)
-	if err != nil {
-		return err
-	}
-	if len(steps) > 0 {
-		return fmt.Errorf("train: %s holds a run of %d steps: resume it, or choose another folder", t.dir, steps[len(steps)-1])
+		return fmt.Errorf("train: %w", err)
 	}
 	return nil
 }
@@ -178,8 +146,10 @@ func (t *Trainer) save() error {
 	if t.dir == "" || !t.dirty {
 		return nil
 	}
-	if err := t.file.sync(); err != nil {
-		return err
+	if t.file != nil {
+		if err := t.file.sync(); err != nil {
+			return err
+		}
 	}
 	dir := filepath.Join(t.dir, stepName(t.state.Step))
 	if err := checkpoint.WriteDir(dir, t.writeTo); err != nil {
@@ -201,7 +171,11 @@ func (t *Trainer) writeTo(tmp string) error {
 	if err := checkpoint.Save(filepath.Join(tmp, optimizerName), slices.Values(t.adam.entries()), checkpoint.SaveOptions{}); err != nil {
 		return err
 	}
-	r := record{recordFormat, t.opts, t.data.Digest(), t.state}
+	files, err := sumFiles(tmp)
+	if err != nil {
+		return err
+	}
+	r := record{recordFormat, t.opts, t.data.Digest(), files, t.state}
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -212,17 +186,21 @@ func (t *Trainer) writeTo(tmp string) error {
 // link points a name at a checkpoint. It is for people and for other programs;
 // where the system has no links, the message of the logger is all there is.
 func (t *Trainer) link(name string, step int) {
-	path := filepath.Join(t.dir, name)
-	if now, err := os.Readlink(path); err == nil && now == stepName(step) {
+	path, tmp := filepath.Join(t.dir, name), ""
+	now, err := os.Readlink(path)
+	switch {
+	case err == nil && now == stepName(step):
 		return
-	}
-	tmp := path + ".tmp"
-	err := os.Remove(tmp)
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+		tmp = temporary(path)
 		err = os.Symlink(stepName(step), tmp)
+	default:
+		err = fmt.Errorf("it must be a link, or absent: %w", err)
 	}
 	if err == nil {
-		err = os.Rename(tmp, path)
+		if err = os.Rename(tmp, path); err != nil {
+			err = errors.Join(err, os.Remove(tmp))
+		}
 	}
 	if err != nil {
 		t.log.Warn("no link to the checkpoint", "name", path, "checkpoint", stepName(step), "error", err)
@@ -279,13 +257,27 @@ func (t *Trainer) resume() error {
 	if err != nil {
 		return err
 	}
+	if name := stepName(r.State.Step); name != filepath.Base(dir) {
+		return fmt.Errorf("%s: state.step must be that of the folder, got %d", filepath.Join(dir, trainerName), r.State.Step)
+	}
 	if field, was, is := t.opts.differs(r.Options); field != "" {
 		return fmt.Errorf("%s: option %s must be %s as in the run so far, got %s", dir, field, was, is)
 	}
 	if d := t.data.Digest(); d != r.Data {
 		return fmt.Errorf("%s: the data must be that of the run so far (digest %s), these are of another text, order, context or split (digest %s)", dir, r.Data, d)
 	}
-	if err := restore(contents{filepath.Join(dir, weightsName), t.weights()}, contents{filepath.Join(dir, optimizerName), t.adam.slots()}); err != nil {
+	if t.opts.Steps < r.State.Step {
+		return fmt.Errorf("%s: option steps must be at least %d, the steps done so far, got %d", dir, r.State.Step, t.opts.Steps)
+	}
+	if err := checkMetrics(t.dir, r.State.Step); err != nil {
+		return err
+	}
+	// The moments come first: they are checked as they are read, with names.
+	if err := restore(
+		contents{filepath.Join(dir, optimizerName), t.adam.slots(), nil},
+		contents{filepath.Join(dir, weightsName), t.weights(), func() error { return r.Files.check(dir) }},
+	); err != nil {
+		t.adam.clear()
 		return err
 	}
 	for _, p := range t.model.Params().All() {
@@ -351,8 +343,9 @@ type slot struct {
 
 // contents are the tensors that a file must hold.
 type contents struct {
-	path  string
-	slots []slot
+	path   string
+	slots  []slot
+	before func() error // reading them; may be nil
 }
 
 // stacker is a model that saves some parameters in parts, along their first
@@ -382,7 +375,7 @@ func (t *Trainer) weights() []slot {
 }
 
 // restore fills the slots from the safetensors files of a checkpoint. All
-// tensors are checked before the first is read.
+// tensors have their types checked before the first is read.
 func restore(files ...contents) error {
 	var loads []func() error
 	for _, f := range files {
@@ -393,6 +386,9 @@ func restore(files ...contents) error {
 		defer c.Close() // everything is copied
 		if err := fits(c, f.slots); err != nil {
 			return fmt.Errorf("%s: %w", f.path, err)
+		}
+		if f.before != nil {
+			loads = append(loads, f.before)
 		}
 		for _, s := range f.slots {
 			if t, ok := c.Lookup(s.name); ok {
@@ -430,24 +426,4 @@ func fits(c *checkpoint.Checkpoint, slots []slot) error {
 		}
 	}
 	return nil
-}
-
-// slots are the moments, named after their parameters.
-func (a *adamW) slots() []slot {
-	var s []slot
-	for i, p := range a.params {
-		typ := graph.T(dtype.Float32, p.Type.Shape...)
-		s = append(s,
-			slot{p.Name + ".m", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.m[i]) }, false},
-			slot{p.Name + ".v", typ, func(t *checkpoint.Tensor) error { return checkpoint.Read(t, a.v[i]) }, false})
-	}
-	return s
-}
-
-func (a *adamW) entries() []checkpoint.Entry {
-	var es []checkpoint.Entry
-	for i, p := range a.params {
-		es = append(es, checkpoint.Values(p.Name+".m", a.m[i], p.Type.Shape...), checkpoint.Values(p.Name+".v", a.v[i], p.Type.Shape...))
-	}
-	return es
 }

@@ -69,12 +69,12 @@ func encoded(path string, o OpenOptions) (string, Format, []int64, error) {
 		return fail(err)
 	}
 	var starts []int64
-	err = replaceFile(out, func(w io.Writer) error {
+	err = ReplaceFile(out, func(w io.Writer) error {
 		starts, err = encodeTo(w, in, o, format.width())
 		return err
 	})
 	if err == nil && o.Separator != "" {
-		err = replaceFile(documents, func(w io.Writer) error { return binary.Write(w, binary.LittleEndian, starts) })
+		err = ReplaceFile(documents, func(w io.Writer) error { return binary.Write(w, binary.LittleEndian, starts) })
 	}
 	return out, format, starts, err
 }

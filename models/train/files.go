@@ -4,15 +4,24 @@ package train
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
+	"regexp"
 )
 
-// replaceFile writes path through a temporary beside it: a reader, or a run
+// fileTemporary are the names of temporaries in the folder of a run.
+var fileTemporary = regexp.MustCompile(`^(tokens-.*|loss\.csv|loss\.png|run\.json|last|best)\.tmp-[0-9a-f]{16}$`)
+
+// temporary is a name beside path that nobody has.
+func temporary(path string) string { return fmt.Sprintf("%s.tmp-%016x", path, rand.Uint64()) }
+
+// ReplaceFile writes path through a temporary beside it: a reader, or a run
 // after a crash, finds the old file or the new one.
-func replaceFile(path string, write func(w io.Writer) error) error {
-	tmp := path + ".tmp"
-	f, err := os.Create(tmp)
+func ReplaceFile(path string, write func(w io.Writer) error) error {
+	tmp := temporary(path)
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -41,7 +42,7 @@ type metricsFile struct {
 }
 
 // openMetrics opens the metrics of a run that has done step steps; lines of
-// later steps, and a torn one, are cut off.
+// later steps, and a torn last one, are cut off.
 func openMetrics(dir string, step int) (*metricsFile, error) {
 	f, err := os.OpenFile(filepath.Join(dir, metricsName), os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -55,31 +56,54 @@ func openMetrics(dir string, step int) (*metricsFile, error) {
 		_, err = f.Seek(end, io.SeekStart)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", f.Name(), err), f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
 	m := &metricsFile{f: f}
 	m.enc = json.NewEncoder(&m.buf)
 	return m, nil
 }
 
-// endOf is where the lines of the first step steps end.
-func endOf(r io.Reader, step int) (int64, error) {
-	in := bufio.NewReader(r)
+// checkMetrics fails where openMetrics would on the lines that are there.
+func checkMetrics(dir string, step int) error {
+	f, err := os.Open(filepath.Join(dir, metricsName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = endOf(f, step)
+	return err
+}
+
+// endOf is where the lines of the first step steps end. A last line without
+// its newline was torn by a kill and does not count; any other that is not the
+// metric of a later step than the line before is damage.
+func endOf(f *os.File, step int) (int64, error) {
+	in := bufio.NewReader(f)
 	var end int64
-	for {
+	for n, last := 1, 0; last < step; n++ {
 		line, err := in.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return end, nil
+			break
 		}
 		if err != nil {
-			return 0, err
+			return 0, fmt.Errorf("%s: %w", f.Name(), err)
 		}
 		var m Metric
-		if json.Unmarshal(line, &m) != nil || m.Step > step {
-			return end, nil
+		if err := json.Unmarshal(line, &m); err != nil {
+			return 0, fmt.Errorf("%s: line %d: must be the metric of a step: %w", f.Name(), n, err)
+		}
+		if m.Step <= last {
+			return 0, fmt.Errorf("%s: line %d: must be of a step after %d, got %d", f.Name(), n, last, m.Step)
+		}
+		if last = m.Step; last > step {
+			break
 		}
 		end += int64(len(line))
 	}
+	return end, nil
 }
 
 func (m *metricsFile) write(v *Metric) error {

@@ -18,13 +18,18 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
+const (
+	lossesName = "loss.csv"
+	curveName  = "loss.png"
+)
+
 // WriteLosses makes loss.csv and loss.png from the metrics in the folder of a
 // run. Without any metrics it does nothing.
 func WriteLosses(dir string) error {
 	path := filepath.Join(dir, metricsName)
 	var train, val plotter.XYs
 	every, n, sum := 1, 0, 0.0
-	err := replaceFile(filepath.Join(dir, "loss.csv"), func(w io.Writer) error {
+	err := ReplaceFile(filepath.Join(dir, lossesName), func(w io.Writer) error {
 		out := bufio.NewWriter(w)
 		fmt.Fprintln(out, "step,loss,val_loss,lr,grad_norm")
 		err := readMetrics(path, func(m Metric) error {
@@ -59,7 +64,7 @@ func WriteLosses(dir string) error {
 	if len(train) == 0 {
 		return nil
 	}
-	if err := replaceFile(filepath.Join(dir, "loss.png"), func(w io.Writer) error { return drawLosses(w, train, val) }); err != nil {
+	if err := ReplaceFile(filepath.Join(dir, curveName), func(w io.Writer) error { return drawLosses(w, train, val) }); err != nil {
 		return fmt.Errorf("train: loss.png: %w", err)
 	}
 	return nil

@@ -368,8 +368,11 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 25, sum.Steps)
 
+	require.EqualError(t, newRun(t, o, Random, Dir(first.dir)).Resume(),
+		"train: resume: "+filepath.Join(first.dir, stepName(25))+": option steps must be at least 25, the steps done so far, got 20")
+
 	small := newBigram(t, 25)
-	tr, err := New(small, &rows{context: 8, digest: first.data.Digest(), tokens: [][]int32{make([]int32, 8)}, labels: [][]int32{make([]int32, 8)}}, o, Dir(first.dir))
+	tr, err := New(small, &rows{context: 8, digest: first.data.Digest(), tokens: [][]int32{make([]int32, 8)}, labels: [][]int32{make([]int32, 8)}}, more, Dir(first.dir))
 	require.NoError(t, err)
 	before := small.weights()
 	require.ErrorContains(t, tr.Resume(), "is float32[26")

@@ -15,7 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
-	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/seafan/seafan/autocast"
@@ -54,21 +54,22 @@ type Trainer struct {
 	progress io.Writer
 	each     func(Metric)
 
-	state  state
-	adam   *adamW
-	graphs map[graphKey]*loss
-	eval   *loss
-	train  *loss
-	lock   *os.File // the folder, locked
-	file   *metricsFile
-	bar    *bar
-	metric Metric
-	val    float64
-	saved  string // the newest checkpoint
-	dirty  bool   // it is older than the state
-	began  time.Time
-	first  int // step that this process began with
-	seen   int64
+	state   state
+	adam    *adamW
+	graphs  map[graphKey]*loss
+	eval    *loss
+	train   *loss
+	folder  *Folder // held
+	claimed bool    // by the caller, who lets it go
+	file    *metricsFile
+	bar     *bar
+	metric  Metric
+	val     float64
+	saved   string // the newest checkpoint
+	dirty   bool   // it is older than the state
+	began   time.Time
+	first   int // step that this process began with
+	seen    int64
 }
 
 // state is what a checkpoint adds to parameters and moments.
@@ -98,6 +99,11 @@ type Setting func(*Trainer)
 //	loss.csv         the same as a table
 //	loss.png         the curve
 func Dir(dir string) Setting { return func(t *Trainer) { t.dir = dir } }
+
+// In is Dir for a folder that the caller holds, and closes after the run.
+func In(f *Folder) Setting {
+	return func(t *Trainer) { t.dir, t.folder, t.claimed = f.path, f, true }
+}
 
 // Log sends messages to a logger; without it there are none.
 func Log(l *slog.Logger) Setting { return func(t *Trainer) { t.log = l } }
@@ -163,6 +169,7 @@ type Summary struct {
 	Seconds    float64  `json:"seconds"`              // of this process
 	TokensPerS float64  `json:"tokens_per_s"`
 	Checkpoint string   `json:"checkpoint,omitempty"`
+	Best       string   `json:"best_checkpoint,omitempty"`
 }
 
 // Interrupted is the error of a Run whose context ended; it unwraps to the
@@ -254,6 +261,9 @@ func (t *Trainer) summary(early bool) Summary {
 		Steps: t.state.Step, Skipped: t.state.Skipped, Tokens: t.state.Tokens, Loss: t.state.Loss,
 		ValLoss: t.state.Val, BestLoss: t.state.Best, BestStep: t.state.BestAt, Early: early,
 		Seconds: time.Since(t.began).Seconds(), Checkpoint: t.saved,
+	}
+	if s.Checkpoint != "" && t.state.Best != nil {
+		s.Best = filepath.Join(t.dir, stepName(t.state.BestAt))
 	}
 	s.TokensPerS = float64(t.state.Tokens-t.seen) / s.Seconds
 	return s

@@ -1,0 +1,97 @@
+// The folder of a run: held by one process, never another's.
+
+package train
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/seafan/seafan/models/checkpoint"
+)
+
+// Folder is the folder of a run, held by this process alone.
+type Folder struct {
+	path string
+	lock *os.File
+	made bool // it was not there
+}
+
+// Claim holds the folder dir, made if it is absent, until Close, and mends what
+// a killed run left in it. It fails where another run holds the folder; systems
+// without flock do not tell. A program that keeps files of its own beside those
+// of the run claims the folder before it writes the first; a Trainer with Dir
+// does it by itself.
+func Claim(dir string) (*Folder, error) {
+	f := &Folder{path: dir}
+	_, err := os.Stat(dir)
+	f.made = errors.Is(err, fs.ErrNotExist)
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, fmt.Errorf("the folder of the run must be writable: %w", err)
+	}
+	if f.lock, err = os.Open(dir); err != nil {
+		return nil, err
+	}
+	if err := lockFile(f.lock); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: must not be written to by another run: %w", dir, err), f.lock.Close())
+	}
+	if err := f.mend(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+var stepTemporary = regexp.MustCompile(`^(step-[0-9]{8,})\.tmp-`)
+
+// mend removes or completes what a killed run left.
+func (f *Folder) mend() error {
+	list, err := os.ReadDir(f.path)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if m := stepTemporary.FindStringSubmatch(e.Name()); m != nil {
+			err = checkpoint.RecoverDir(filepath.Join(f.path, m[1]))
+		} else if fileTemporary.MatchString(e.Name()) && !e.IsDir() {
+			err = os.Remove(filepath.Join(f.path, e.Name()))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close lets the folder go. One that Claim made is removed if it is empty.
+func (f *Folder) Close() error {
+	if f.made {
+		_ = os.Remove(f.path) // fails, as it should, where there is anything in it
+	}
+	return f.lock.Close() // which unlocks it
+}
+
+// Fresh fails unless a new run can begin in the folder without writing over
+// anything: where it holds a run, or a file or folder with a name that a run,
+// or the caller, writes to.
+func (f *Folder) Fresh(names ...string) error {
+	steps, err := listSteps(f.path)
+	if err != nil {
+		return err
+	}
+	if len(steps) > 0 {
+		return fmt.Errorf("%s holds a run of %d steps: resume it, or choose another folder", f.path, steps[len(steps)-1])
+	}
+	for _, name := range append(names, metricsName, lossesName, curveName, LastName, BestName, stepName(0)) {
+		path := filepath.Join(f.path, name)
+		switch _, err := os.Lstat(path); {
+		case err == nil:
+			return fmt.Errorf("%s is there, but no checkpoint of a run: a new run needs a folder without it", path)
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	return nil
+}
