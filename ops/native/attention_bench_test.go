@@ -78,7 +78,13 @@ func BenchmarkPagedDecode(b *testing.B) {
 			queries[i], lengths[i] = 1, int32(c.keys)
 		}
 		p := newPagedCase("bench", optest.Attention{Hq: c.hq, Hkv: c.hkv, D: c.d, Dv: c.d, Causal: true}, 16, queries, lengths)
-		wide := pagedArgsOf[float32](p)
+		wide, near := pagedArgsOf[float32](p), pagedArgsOf[float32](p.inOrder())
+		b.Run(fmt.Sprintf("f32_in_order_B%d_kv%d_H%d_%d_D%d", c.batch, c.keys, c.hq, c.hkv, c.d), func(b *testing.B) {
+			b.SetBytes(int64(c.batch * c.keys * c.hkv * c.d * 2 * 4))
+			for b.Loop() {
+				PagedAttention(near)
+			}
+		})
 		for _, format := range []*optest.Format{nil, optest.BF16, optest.E4M3} {
 			args, name, size := wide, "f32", 4
 			if format != nil {

@@ -14,13 +14,22 @@ type kvSource[T Float] struct {
 }
 
 // rows returns rows j0..j0+n of head hk of x, the keys or the values, with
-// their stride; they are gathered into buf where they lie in pages.
+// their stride. They are read where they lie, in the type of the call and at
+// one stride: dense, or in pages that follow each other. Else they are gathered
+// into buf; the numbers are the same.
 func (kv *kvSource[T]) rows(x *kvRows[T], s attnSeq, hk, j0, n int, buf []T) ([]T, int) {
-	if kv.pages.PageSize == 0 {
-		return x.full[((s.k0+j0)*x.hkv+hk)*x.width:], x.hkv * x.width
+	at, there := s.k0+j0, n
+	if kv.pages.PageSize > 0 {
+		at, there = kv.pages.run(s.b, j0, n)
 	}
-	for j := range n {
-		x.read(buf[j*x.width:(j+1)*x.width], kv.pages.Slot(s.b, j0+j), hk)
+	if there == n && x.narrow.BF16 == nil && x.narrow.E4M3 == nil {
+		return x.full[(at*x.hkv+hk)*x.width:], x.hkv * x.width
+	}
+	for j := 0; j < n; j += there {
+		at, there = kv.pages.run(s.b, j0+j, n-j)
+		for i := range there {
+			x.read(buf[(j+i)*x.width:][:x.width], at+i, hk)
+		}
 	}
 	return buf, x.width
 }

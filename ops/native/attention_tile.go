@@ -70,11 +70,18 @@ func (w *attnState[T]) attend(j0, n int) {
 		step = attnStep
 	}
 	k, ldk := f.kv.rows(&f.kv.k, w.s, w.hk, j0, n, w.k)
-	packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
+	few := w.rows <= gemmFew // to whom turning the keys does not pay
+	if !few {
+		packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
+	}
 	for r := 0; r < w.rows; r += step {
 		end := min(r+step, w.rows)
 		lo, hi := w.keysOf(r, end, j0, n)
-		gemmSerial(false, false, end-r, hi-lo, f.d, f.scale, w.q[r*f.d:], f.d, w.kt[lo:], attnKeys, 0, w.p[r*attnKeys+lo:], attnKeys)
+		if few {
+			gemmSerial(false, true, end-r, hi-lo, f.d, f.scale, w.q[r*f.d:], f.d, k[lo*ldk:], ldk, 0, w.p[r*attnKeys+lo:], attnKeys)
+		} else {
+			gemmSerial(false, false, end-r, hi-lo, f.d, f.scale, w.q[r*f.d:], f.d, w.kt[lo:], attnKeys, 0, w.p[r*attnKeys+lo:], attnKeys)
+		}
 		for r := r; r < end; r++ {
 			w.softmaxRow(r, j0, lo, hi, view)
 		}

@@ -27,6 +27,18 @@ func (t *PageTable) Slot(r, j int) int {
 	return page*t.PageSize + j%t.PageSize
 }
 
+// run returns the place of token j of request r, and how many of it and its n-1
+// successors follow each other from there on.
+func (t *PageTable) run(r, j, n int) (slot, there int) {
+	pages := t.Indices[int(t.Indptr[r])+j/t.PageSize:]
+	off := j % t.PageSize
+	there = t.PageSize - off
+	for i := 1; there < n && pages[i] == pages[i-1]+1; i++ {
+		there += t.PageSize
+	}
+	return int(pages[0])*t.PageSize + off, min(there, n)
+}
+
 // PagedArgs are the operands of PagedAttention. Request r owns the queries
 // QIndptr[r]:QIndptr[r+1] of q [T,Hq,D]; its keys and values are the tokens of
 // Table in the pools k [pages,PageSize,Hkv,D] and v [pages,PageSize,Hkv,Dv].

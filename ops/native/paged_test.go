@@ -178,6 +178,43 @@ func TestPagedEqualsDense(t *testing.T) {
 	require.Equal(t, dense.LSE, paged.LSE)
 }
 
+// inOrder is the case with the pages of each request one behind the other.
+func (c pagedCase) inOrder() pagedCase {
+	moved := c
+	size := c.truth.Table.PageSize
+	move := func(pool []float64, width int) []float64 {
+		y := optest.Poison(make([]float64, len(pool)))
+		for to, from := range c.truth.Table.Indices {
+			copy(y[to*size*width:(to+1)*size*width], pool[int(from)*size*width:])
+		}
+		return y
+	}
+	moved.k, moved.v = move(c.k, c.truth.Hkv*c.truth.D), move(c.v, c.truth.Hkv*c.truth.Dv)
+	moved.truth.Table.Indices = make([]int32, len(c.truth.Table.Indices))
+	for i := range moved.truth.Table.Indices {
+		moved.truth.Table.Indices[i] = int32(i)
+	}
+	return moved
+}
+
+// TestPlaceOfPagesChangesNoBit: pages that follow each other are read where they
+// lie, others are gathered.
+func TestPlaceOfPagesChangesNoBit(t *testing.T) {
+	for name, c := range pagedCases() {
+		eachKernel(t, func(t *testing.T) {
+			far, near := pagedArgsOf[float32](c), pagedArgsOf[float32](c.inOrder())
+			PagedAttention(far)
+			PagedAttention(near)
+			requireSameBits(t, far.Out, near.Out)
+			requireSameBits(t, far.LSE, near.LSE)
+		})
+		far, near := pagedArgsOf[float64](c), pagedArgsOf[float64](c.inOrder())
+		PagedAttention(far)
+		PagedAttention(near)
+		require.Equal(t, far.Out, near.Out, name)
+	}
+}
+
 func TestA09_RequestWithoutKeys(t *testing.T) {
 	a := optest.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 4, Causal: true, Sinks: []float64{1, 2}}
 	c := newPagedCase(t.Name(), a, 4, []int32{1, 1, 2}, []int32{5, 0, 9})
