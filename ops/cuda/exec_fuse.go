@@ -10,7 +10,7 @@ import (
 
 // fuse makes one step of several nodes in a row that one kernel does; nil when there is no such thing at step i.
 func (p *program) fuse(i int) (*step, int, error) {
-	for _, f := range []func(int) (*Call, int, error){p.fuseAppend, p.fuseResidual} {
+	for _, f := range []func(int) (*Call, int, error){p.fuseHeads, p.fuseGate, p.fuseAppend, p.fuseResidual} {
 		c, n, err := f(i)
 		if c == nil && err == nil || errors.Is(err, ErrUnsupported) {
 			continue // node by node, each says why
@@ -73,35 +73,123 @@ func (p *program) fuseResidual(i int) (*Call, int, error) {
 
 // fuseAppend: the rotation of q and k and the writes of k and v to their pools.
 func (p *program) fuseAppend(i int) (*Call, int, error) {
+	g, err := p.appendGroup(i)
+	if g == nil || err != nil {
+		return nil, 0, err
+	}
+	if err := errors.Join(g.q.inputs(0, &g.r.Q), g.k.inputs(0, &g.r.K), g.v.inputs(1, &g.r.V)); err != nil {
+		return nil, 0, err
+	}
+	return g.c, 4, g.r.Launch(g.c)
+}
+
+// appendSteps are the rotations of q and k and the writes of k and v, as one launch that lacks its inputs.
+type appendSteps struct {
+	q, k, c, v *Call // rotary, rotary, append_pages, append_pages
+	r          Rotary
+}
+
+func (p *program) appendGroup(i int) (*appendSteps, error) {
 	q, k, ka, va := p.at(i), p.at(i+1), p.at(i+2), p.at(i+3)
 	rq, ok := opOf[ops.RotaryOp](q)
 	rk, both := opOf[ops.RotaryOp](k)
 	if !ok || !both || rq != rk || rq.Back || len(q.In()) != 2 || len(k.In()) != 2 || q.In()[1] != k.In()[1] {
-		return nil, 0, nil
+		return nil, nil
 	}
 	if _, ok := opOf[ops.AppendPagesOp](ka); !ok {
-		return nil, 0, nil
+		return nil, nil
 	}
 	if _, ok := opOf[ops.AppendPagesOp](va); !ok {
-		return nil, 0, nil
+		return nil, nil
 	}
 	kin, vin := ka.In(), va.In()
 	if len(kin) != 3 || len(vin) != 3 || kin[1] != k || !p.only(k, ka) || kin[2] != vin[2] || kin[0] == vin[0] || !slices.Equal(kin[1].Shape(), vin[1].Shape()) {
+		return nil, nil
+	}
+	g := &appendSteps{q: &Call{Node: q, In: q.In(), p: p}, k: &Call{Node: k, In: k.In(), p: p}, c: &Call{Node: ka, In: kin, p: p}, v: &Call{Node: va, In: vin, p: p}}
+	err := errors.Join(g.c.appendable(kin[0]), g.c.appendable(vin[0]))
+	if err != nil {
+		return nil, err
+	}
+	if g.r, err = g.q.rotation(q.In()[0], 1, rq.Table, rq.Pairing == ops.Interleaved, false); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(g.c.inputs(0, &g.r.KPool), g.c.inputs(2, &g.r.Slots), g.v.inputs(0, &g.r.VPool)); err != nil {
+		return nil, err
+	}
+	g.c.checkSlots(2, kin[0])
+	g.r.Hq, g.r.Hk, g.r.QOut = q.Dim(-2), k.Dim(-2), g.q.Output(0)
+	return g, nil
+}
+
+// fuseHeads: the products that give q, k and v as one, whose result the rotation and the writes read by strides.
+func (p *program) fuseHeads(i int) (*Call, int, error) {
+	var lin [3]*graph.Node
+	for j := range lin {
+		lin[j] = p.at(i + j)
+		if _, ok := opOf[ops.LinearOp](lin[j]); !ok || lin[j].In()[0] != lin[0].In()[0] || len(lin[j].In()) != len(lin[0].In()) {
+			return nil, 0, nil
+		}
+	}
+	if q, k, v := p.at(i+3), p.at(i+4), p.at(i+6); q == nil || k == nil || v == nil || !p.only(lin[0], q) || !p.only(lin[1], k) || !p.only(lin[2], v) {
 		return nil, 0, nil
 	}
-	c := &Call{Node: ka, In: kin, p: p}
-	qc, kc, vc := &Call{Node: q, In: q.In(), p: p}, &Call{Node: k, In: k.In(), p: p}, &Call{Node: va, In: vin, p: p}
-	if err := errors.Join(c.appendable(kin[0]), c.appendable(vin[0])); err != nil {
+	g, err := p.appendGroup(i + 3)
+	if g == nil || err != nil {
 		return nil, 0, err
 	}
-	r, err := qc.rotation(q.In()[0], 1, rq.Table, rq.Pairing == ops.Interleaved, false)
-	if err != nil {
+	var w, bias [3]*graph.Node
+	width := 0
+	for j, n := range lin {
+		w[j] = n.In()[1]
+		width += n.Dim(-1)
+		if len(n.In()) > 2 {
+			bias[j] = n.In()[2]
+		}
+	}
+	c := &Call{Node: lin[0], In: lin[0].In(), p: p}
+	m := Gemm{Type: p.compute, M: rowsOf(lin[0].Type()), N: width, K: w[0].Dim(1), Y: p.joined.pointer()}
+	if m.W, err = p.join(w[:]...); err != nil {
 		return nil, 0, err
 	}
-	if err := errors.Join(qc.inputs(0, &r.Q), kc.inputs(0, &r.K), c.inputs(0, &r.KPool), c.inputs(2, &r.Slots), vc.inputs(0, &r.VPool, &r.V)); err != nil {
+	if bias[0] != nil {
+		if m.Bias, err = p.join(bias[:]...); err != nil {
+			return nil, 0, err
+		}
+	}
+	if err := errors.Join(c.inputs(0, &m.X), c.product(&m)); err != nil {
 		return nil, 0, err
 	}
-	c.checkSlots(2, kin[0])
-	r.Hq, r.Hk, r.QOut = q.Dim(-2), k.Dim(-2), qc.Output(0)
-	return c, 4, r.Launch(c)
+	size := p.compute.Size()
+	p.joined.bytes = max(p.joined.bytes, int64(m.M*width*size))
+	r := g.r
+	r.Q = m.Y
+	r.K = r.Q.At(int64(lin[0].Dim(-1) * size))
+	r.V = r.K.At(int64(lin[1].Dim(-1) * size))
+	r.QStride, r.KStride, r.VStride = int64(width), int64(width), int64(width)
+	return c, 7, r.Launch(c)
+}
+
+// fuseGate: the two products of a gated unit and its gate.
+func (p *program) fuseGate(i int) (*Call, int, error) {
+	gate, up, unit := p.at(i), p.at(i+1), p.at(i+2)
+	_, a := opOf[ops.LinearOp](gate)
+	_, b := opOf[ops.LinearOp](up)
+	if _, ok := opOf[ops.SwiGLUOp](unit); !ok || !a || !b || len(gate.In()) != 2 || len(up.In()) != 2 || gate.In()[0] != up.In()[0] || !slices.Equal(unit.In(), []*graph.Node{gate, up}) || gate == up || !p.only(gate, unit) || !p.only(up, unit) {
+		return nil, 0, nil
+	}
+	// The result must lie where one of the two did: other memory may be that of x, which is free by then.
+	to, _ := p.plan.Place(unit)
+	ga, _ := p.plan.Place(gate)
+	if ua, _ := p.plan.Place(up); to != ga && to != ua {
+		return nil, 0, nil
+	}
+	c := &Call{Node: gate, In: gate.In(), p: p}
+	w := gate.In()[1]
+	m := Gemm{Type: p.compute, M: rowsOf(gate.Type()), N: w.Dim(0), K: w.Dim(1), SwiGLU: true, Y: p.pointer(unit)}
+	var err error
+	if m.W, err = p.join(w, up.In()[1]); err != nil {
+		return nil, 0, err
+	}
+	return c, 3, errors.Join(c.inputs(0, &m.X), c.product(&m))
 }

@@ -355,7 +355,7 @@ func (p *program) stage(feeds graph.Feeds, dst []byte) error {
 		}
 	}
 	for _, x := range p.prepared {
-		x.fill(graph.Data[int32](part(dst, int(x.offset), graph.T(dtype.Int32, x.n))), feeds)
+		x.fill(as[int32](dst[x.offset:][:4*x.n]), feeds)
 	}
 	return nil
 }

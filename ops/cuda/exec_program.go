@@ -24,6 +24,7 @@ type program struct {
 	fed     *region // feeds and what the host prepares from them, sent together
 	scratch *region
 	flags   *region
+	joined  *region // the result of a product of several weights, until the next one
 
 	steps    []*step
 	consts   []*hostStep // nodes that depend on weights alone: run when a weight changes
@@ -47,11 +48,11 @@ type region struct {
 	index int
 	label string
 	bytes int64
-	key   any           // shared among the plans of a device; nil: the plan's own
-	fill  func() []byte // its first content; nil: zeros
-	param *graph.Param  // filled again when its version changes
-	state bool          // of a param that ops write to
-	node  *graph.Node   // constant node behind it
+	key   any            // shared among the plans of a device; nil: the plan's own
+	fill  func() []byte  // its first content; nil: zeros
+	from  []*graph.Param // filled again when the version of one changes
+	state bool           // of a param that ops write to
+	node  *graph.Node    // constant node behind it
 	used  bool
 }
 
@@ -132,6 +133,7 @@ func lowerOnce(plan *graph.Plan, gpu Target, compute DType, strict bool, hostSta
 	p.fed = p.region(region{label: "feeds"})
 	p.scratch = p.region(region{label: "scratch"})
 	p.flags = p.region(region{label: "flags"})
+	p.joined = p.region(region{label: "joined"})
 	if err := p.survey(); err != nil {
 		return nil, err
 	}
@@ -289,7 +291,19 @@ func (p *program) pointer(n *graph.Node) Pointer {
 	return q
 }
 
+// version counts the changes of what a region is filled from.
+func (r *region) version() (n uint64) {
+	for _, param := range r.from {
+		n += param.Version()
+	}
+	return n
+}
+
 type (
+	joinedKey struct {
+		a, b, c *graph.Param
+		dt      DType
+	}
 	weightKey struct {
 		param *graph.Param
 		dt    DType
@@ -359,7 +373,7 @@ func stateType(p *graph.Param, compute DType) (DType, bool) {
 
 func (p *program) state(param *graph.Param) *region {
 	dt, _ := stateType(param, p.compute)
-	return p.region(region{label: param.Name, bytes: int64(param.Type.Size() * dt.Size()), key: stateKey{param, dt}, param: param, state: true,
+	return p.region(region{label: param.Name, bytes: int64(param.Type.Size() * dt.Size()), key: stateKey{param, dt}, from: []*graph.Param{param}, state: true,
 		fill: func() []byte {
 			if !param.Allocated() {
 				return nil
@@ -375,7 +389,7 @@ func (p *program) weight(n *graph.Node, dt DType) Pointer {
 	switch {
 	case root.Param() != nil:
 		param := root.Param()
-		r.key, r.param, r.label = weightKey{param, dt}, param, param.Name
+		r.key, r.from, r.label = weightKey{param, dt}, []*graph.Param{param}, param.Name
 		r.fill = func() []byte {
 			if !param.Allocated() {
 				return nil // it was never written
@@ -390,6 +404,36 @@ func (p *program) weight(n *graph.Node, dt DType) Pointer {
 		r.label += " " + dt.String()
 	}
 	return p.region(r).pointer()
+}
+
+// join is the rows of two or three weights, one after the other; nil when one is not a parameter in a float type.
+func (p *program) join(nodes ...*graph.Node) (Pointer, error) {
+	dt := p.compute
+	r := region{label: nodes[0].Name() + " and on"}
+	for _, n := range nodes {
+		param, t := n.Param(), n.Type().DType
+		if param == nil || param.State || t != dtype.Float32 && t != dtype.BFloat16 && t != dtype.Float16 {
+			return Pointer{}, unsupported("linear", "%s is no weight that can be joined with others", n.Name())
+		}
+		r.from = append(r.from, param)
+		r.bytes += int64(param.Type.Size() * dt.Size())
+	}
+	key := joinedKey{a: r.from[0], b: r.from[1], dt: dt}
+	if len(r.from) > 2 {
+		key.c = r.from[2]
+	}
+	from := r.from
+	r.key, r.fill = key, func() []byte {
+		var all []byte
+		for _, param := range from {
+			if !param.Allocated() {
+				return nil
+			}
+			all = append(all, converted(param.Tensor(), dt)...)
+		}
+		return all
+	}
+	return p.region(r).pointer(), nil
 }
 
 func (p *program) table(t *ops.RotaryTable) (cos, sin Pointer) {

@@ -69,12 +69,9 @@ func (u *unit) hold(r *region, random bool) (*resident, error) {
 	if err != nil {
 		return nil, err
 	}
-	res := &resident{buf: b, refs: 1}
-	if r.param != nil {
-		res.version = r.param.Version()
-	}
+	res := &resident{buf: b, refs: 1, version: r.version()}
 	err = load(u.dev, b, r)
-	if err == nil && random && r.param != nil && !r.state && !r.param.Allocated() {
+	if err == nil && random && r.from != nil && !r.state && !r.from[0].Allocated() {
 		err = randomize(u.dev, b)
 	}
 	if err != nil {
@@ -86,10 +83,10 @@ func (u *unit) hold(r *region, random bool) (*resident, error) {
 
 // renew uploads a weight again whose version has changed; a state is the device's own.
 func (res *resident) renew(d *Device, r *region) error {
-	if r.param == nil || r.state || r.param.Version() == res.version {
+	version := r.version()
+	if r.state || version == res.version {
 		return nil
 	}
-	version := r.param.Version()
 	if err := load(d, res.buf, r); err != nil {
 		return err
 	}

@@ -105,6 +105,11 @@ func linearBody(c *Call, add *Call) error {
 		}
 		g.Y = add.Output(0)
 	}
+	return c.product(&g)
+}
+
+// product launches a Gemm with the scratch it needs.
+func (c *Call) product(g *Gemm) error {
 	if scratch, flags := g.ScratchBytes(c.Target()); scratch > 0 {
 		g.Scratch, g.Flags = c.Scratch(scratch), c.Flags(flags)
 	}
