@@ -5,6 +5,7 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
 )
 
 // Between float32 on the host and the float types of the device.
@@ -63,4 +64,32 @@ func converted(t graph.Tensor, dt DType) []byte {
 	out := make([]byte, dt.Size()*t.Size())
 	narrow(out, wide, dt)
 	return out
+}
+
+// weightSize is the number of values of a weight, which may lie in blocks of 4 or 8 bits.
+func weightSize(p *graph.Param) int {
+	c := ops.CodingOf(p)
+	if c == 0 {
+		return p.Type.Size()
+	}
+	return p.Type.Size() / c.Bytes(32) * 32
+}
+
+// weightBytes are the values of a weight in the given type.
+func weightBytes(p *graph.Param, dt DType) []byte {
+	c := ops.CodingOf(p)
+	if c == 0 {
+		return converted(p.Tensor(), dt)
+	}
+	wide, n := make([]float32, weightSize(p)), p.Type.Shape[0]
+	c.Widen(wide, p.Tensor().Bytes(), ops.RowsOf(p), n, len(wide)/n)
+	out := make([]byte, dt.Size()*len(wide))
+	narrow(out, floatBytes(wide), dt)
+	return out
+}
+
+// floatWeight says that a parameter holds numbers that weightBytes gives.
+func floatWeight(p *graph.Param) bool {
+	t := p.Type.DType
+	return t == dtype.Float32 || t == dtype.BFloat16 || t == dtype.Float16 || ops.CodingOf(p) != 0
 }

@@ -148,7 +148,7 @@ func (p *program) fuseHeads(i int) (*Call, int, error) {
 		}
 	}
 	c := &Call{Node: lin[0], In: lin[0].In(), p: p}
-	m := Gemm{Type: p.compute, M: rowsOf(lin[0].Type()), N: width, K: w[0].Dim(1), Y: p.joined.pointer()}
+	m := Gemm{Type: p.compute, M: rowsOf(lin[0].Type()), N: width, K: lastDim(c.In[0].Type()), Y: p.joined.pointer()}
 	if m.W, err = p.join(w[:]...); err != nil {
 		return nil, 0, err
 	}
@@ -186,7 +186,7 @@ func (p *program) fuseGate(i int) (*Call, int, error) {
 	}
 	c := &Call{Node: gate, In: gate.In(), p: p}
 	w := gate.In()[1]
-	m := Gemm{Type: p.compute, M: rowsOf(gate.Type()), N: w.Dim(0), K: w.Dim(1), SwiGLU: true, Y: p.pointer(unit)}
+	m := Gemm{Type: p.compute, M: rowsOf(gate.Type()), N: w.Dim(0), K: lastDim(c.In[0].Type()), SwiGLU: true, Y: p.pointer(unit)}
 	var err error
 	if m.W, err = p.join(w, up.In()[1]); err != nil {
 		return nil, 0, err

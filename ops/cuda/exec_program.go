@@ -328,7 +328,7 @@ func (p *program) read(op string, n *graph.Node, dt DType) (Pointer, error) {
 	float := t == dtype.Float32 || t == dtype.BFloat16 || t == dtype.Float16
 	root := rootOf(n)
 	if p.constant[n] {
-		if !float {
+		if !float && (n.Param() == nil || !floatWeight(n.Param())) {
 			return Pointer{}, unsupported(op, "input %s is a constant of %s", n.Name(), t)
 		}
 		return p.weight(n, dt), nil
@@ -394,8 +394,9 @@ func (p *program) weight(n *graph.Node, dt DType) Pointer {
 			if !param.Allocated() {
 				return nil // it was never written
 			}
-			return converted(param.Tensor(), dt)
+			return weightBytes(param, dt)
 		}
+		r.bytes = int64(weightSize(param) * dt.Size())
 	default:
 		r.key, r.node = constKey{n, dt}, n
 		r.fill = func() []byte { return converted(p.tensor(n), dt) }
@@ -411,12 +412,12 @@ func (p *program) join(nodes ...*graph.Node) (Pointer, error) {
 	dt := p.compute
 	r := region{label: nodes[0].Name() + " and on"}
 	for _, n := range nodes {
-		param, t := n.Param(), n.Type().DType
-		if param == nil || param.State || t != dtype.Float32 && t != dtype.BFloat16 && t != dtype.Float16 {
+		param := n.Param()
+		if param == nil || param.State || !floatWeight(param) {
 			return Pointer{}, unsupported("linear", "%s is no weight that can be joined with others", n.Name())
 		}
 		r.from = append(r.from, param)
-		r.bytes += int64(param.Type.Size() * dt.Size())
+		r.bytes += int64(weightSize(param) * dt.Size())
 	}
 	key := joinedKey{a: r.from[0], b: r.from[1], dt: dt}
 	if len(r.from) > 2 {
@@ -429,7 +430,7 @@ func (p *program) join(nodes ...*graph.Node) (Pointer, error) {
 			if !param.Allocated() {
 				return nil
 			}
-			all = append(all, converted(param.Tensor(), dt)...)
+			all = append(all, weightBytes(param, dt)...)
 		}
 		return all
 	}

@@ -59,8 +59,7 @@ func (c *Call) firstOnly() error {
 }
 
 func embeddingBody(c *Call) error {
-	t := c.In[1].Type()
-	e := Embedding{Type: c.Type(), T: c.In[0].Type().Size(), D: t.Shape[1], Vocabulary: t.Shape[0], Scale: 1, Y: c.Output(0)}
+	e := Embedding{Type: c.Type(), T: c.In[0].Type().Size(), D: lastDim(c.Node.Type()), Vocabulary: c.In[1].Dim(0), Scale: 1, Y: c.Output(0)}
 	if err := c.inputs(0, &e.IDs, &e.Table); err != nil {
 		return err
 	}
@@ -90,7 +89,7 @@ func affineBody(c *Call) error {
 // linearBody is a product; with a residual [M,N] it is added in front of the rounding, and the sum goes to sum's place.
 func linearBody(c *Call, add *Call) error {
 	w := c.In[1]
-	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: w.Dim(1), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32, Computed: c.computed(1)}
+	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: lastDim(c.In[0].Type()), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32, Computed: c.computed(1)}
 	if err := c.inputs(0, &g.X, &g.W, &g.Bias); err != nil {
 		return err
 	}

@@ -200,3 +200,28 @@ func TestSupportTableIsTrue(t *testing.T) {
 		require.Equal(t, Supports(s.Name) || s.Name == "reshape", s.CUDA, s.Name)
 	}
 }
+
+// A weight in blocks goes up widened; the program knows its logical size.
+func TestExecutorWidensBlocks(t *testing.T) {
+	const n, k = 4, 64
+	b := graph.New()
+	p, err := b.Store().Add("w", graph.T(dtype.UInt8, n, ops.Q8_0.Bytes(k)), false)
+	require.NoError(t, err)
+	ops.SetCoding(p, ops.Q8_0)
+	mem := p.Tensor().Bytes()
+	for i := range mem {
+		mem[i] = byte(i % 50)
+	}
+	p.Touch()
+	want := make([]float32, n*k)
+	ops.Q8_0.Widen(want, mem, 0, n, k)
+	plan, err := b.Plan(ops.Linear(b.Input("x", dtype.Float32, 3, k), b.Param("w", p.Type.Shape...)))
+	require.NoError(t, err)
+	prog, err := lower(plan, targets["sm_90"], F32, true, nil)
+	require.NoError(t, err)
+	r := prog.byKey[weightKey{p, F32}]
+	require.NotNil(t, r)
+	require.EqualValues(t, 4*n*k, r.bytes)
+	require.Equal(t, want, as[float32](r.fill()))
+	require.Contains(t, prog.launchText(), "n=4 k=64")
+}
