@@ -22,6 +22,7 @@ import (
 	"strings"
 
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/backend"
 	"github.com/seafan/seafan/models/generate"
 	"github.com/seafan/seafan/models/tokenizer"
 	"github.com/seafan/seafan/ops/native"
@@ -67,7 +68,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.StringVar(&s.prompt, "prompt", "", "text to continue, or the first message of a chat (required without -chat)")
 	f.BoolVar(&s.chat, "chat", false, "talk, with the model's chat template: one message a line")
 	f.StringVar(&s.system, "system", "", "what the chat's system message says")
-	f.StringVar(&s.backend, "backend", "native", "what computes: native")
+	f.StringVar(&s.backend, "backend", "", "what computes: native or cuda; default: SEAFAN_BACKEND, else cuda where there is a device")
 	f.IntVar(&s.n, "n", 200, "most tokens to write at a time; 0: until the context is full")
 	f.IntVar(&s.context, "context", 0, "most tokens of prompt and text; 0: the model's, at most 4096")
 	f.Uint64Var(&s.sampling.Seed, "seed", 0, "seed of the draws")
@@ -96,8 +97,8 @@ func (s *settings) check() error {
 		return errors.New("-prompt must hold some text")
 	case s.system != "" && !s.chat:
 		return errors.New("-system is for a chat: it needs -chat")
-	case s.backend != "native":
-		return fmt.Errorf("-backend must be native, got %q", s.backend)
+	case s.backend != "" && s.backend != backend.Native && s.backend != backend.CUDA:
+		return fmt.Errorf("-backend must be native or cuda, got %q", s.backend)
 	case s.n < 0:
 		return fmt.Errorf("-n must be 0 or above, got %d", s.n)
 	case s.context < 0:

@@ -47,7 +47,7 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 		"-model must name a model folder or a .gguf file":                               {},
 		"-prompt must hold some text":                                                   {"-model", dir},
 		"-system is for a chat: it needs -chat":                                         {"-model", dir, "-prompt", "a", "-system", "b"},
-		`-backend must be native, got "abacus"`:                                         {"-model", dir, "-prompt", "a", "-backend", "abacus"},
+		`-backend must be native or cuda, got "abacus"`:                                 {"-model", dir, "-prompt", "a", "-backend", "abacus"},
 		"-n must be 0 or above, got -1":                                                 {"-model", dir, "-prompt", "a", "-n", "-1"},
 		"-context must be 0 or above, got -1":                                           {"-model", dir, "-prompt", "a", "-context", "-1"},
 		"-context must be 1 to 200, got 201":                                            {"-model", dir, "-prompt", "a", "-context", "201"},

@@ -4,7 +4,8 @@
 //	go run ./examples/plan -model DIR                        one step of generation
 //	go run ./examples/plan -model DIR -train -batch 8 -context 128
 //
-// With -dot it prints the graph for graphviz instead.
+// With -backend cuda (built with -tags gpu) it prints as well which step runs
+// where and by which kernels. With -dot it prints the graph for graphviz instead.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/backend"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -36,6 +38,7 @@ func run(args []string, out, errOut io.Writer) error {
 	context := f.Int("context", 128, "tokens of a sequence")
 	tokens := f.Int("tokens", 0, "packed tokens of a step of generation; 0: one for each request")
 	dot := f.Bool("dot", false, "print the graph in DOT")
+	name := f.String("backend", backend.Native, "what computes: native, or cuda, which also shows where each step runs and why")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -75,7 +78,30 @@ func run(args []string, out, errOut io.Writer) error {
 		_, err = io.WriteString(out, plan.DOT())
 		return err
 	}
+	if *name != backend.Native {
+		return onDevice(out, m, plan, *name)
+	}
 	_, err = fmt.Fprintf(out, "backend native, matrix kernel %s\n%s", native.GemmKernel(), plan)
+	return err
+}
+
+// onDevice prints what a device makes of the plan, with weights of its own.
+func onDevice(out io.Writer, m *models.Transformer, plan *graph.Plan, name string) error {
+	b, err := backend.Choose(backend.Options{Name: name, Random: true})
+	if err != nil {
+		return fmt.Errorf("-backend: %w", err)
+	}
+	for _, p := range m.Params().All() {
+		p.Touch()
+	}
+	e, err := b.Compile(plan)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "backend %s: %s\n%v%s", b.Name, b.Why, e, plan)
+	if c, ok := e.(io.Closer); ok {
+		err = errors.Join(err, c.Close())
+	}
 	return err
 }
 

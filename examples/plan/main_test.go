@@ -39,14 +39,15 @@ func TestPlansAreGolden(t *testing.T) {
 
 func TestBadFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                       "-model must name a model folder",
-		"-model none":            "-model: models: open none/config.json: no such file or directory",
-		"-model x -batch 0":      "-batch must be 1 to 2^24, got 0",
-		"-model x -tokens -1":    "-tokens must be 0 to 2^24, got -1",
-		"-model x -context 0":    "-context must be 1 to 2^24, got 0",
-		"-model x more":          `unexpected argument "more": every value belongs to a flag (-h lists them)`,
-		"-model x -tokens 3":     "-tokens must be 0 or at least -batch 8, got 3",
-		"-model x -batch twelve": `invalid value "twelve" for flag -batch: parse error`,
+		"":            "-model must name a model folder",
+		"-model none": "-model: models: open none/config.json: no such file or directory",
+		"-model ../../models/testdata/golden/llama3 -backend x": `-backend: backend must be native or cuda, got "x"`,
+		"-model x -batch 0":                          "-batch must be 1 to 2^24, got 0",
+		"-model x -tokens -1":                        "-tokens must be 0 to 2^24, got -1",
+		"-model x -context 0":                        "-context must be 1 to 2^24, got 0",
+		"-model x more":                              `unexpected argument "more": every value belongs to a flag (-h lists them)`,
+		"-model x -tokens 3":                         "-tokens must be 0 or at least -batch 8, got 3",
+		"-model x -batch twelve":                     `invalid value "twelve" for flag -batch: parse error`,
 		"-model x -batch 16777216 -context 16777216": "-batch times -context must be at most 2^31, got 16777216 times 16777216",
 	} {
 		require.EqualError(t, run(strings.Fields(args), io.Discard, io.Discard), want)
