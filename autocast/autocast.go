@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
 )
 
@@ -132,7 +133,7 @@ type pass struct {
 	minSize    int
 	keeps      []role // default exclusions
 	build      func(n *graph.Node, in []*graph.Node) *graph.Node
-	narrow     bool                     // the weight may be stored in 16 bits
+	narrow     func(t dtype.DType) bool // the weight may be stored so; nil: never
 	again      func(n *graph.Node) bool // a linear done before is to be done anew; nil: never
 }
 

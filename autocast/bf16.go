@@ -4,17 +4,20 @@ import (
 	"fmt"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
 )
 
 // BF16 returns the graph with its linears multiplying in bf16 and summing in the
 // float type of the graph (see ops.BF16LinearOp), forward and backward. By
 // default routers and norms stay as they are, and there is no size threshold.
-// Linears that FP8 has taken stay FP8.
+// Linears that FP8 has taken stay FP8; weights stored as bfloat16 take part and
+// are read as they are.
 func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 	p := pass{
 		name: "bf16", mode: "products of bf16, sums of " + floatName(b), done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"},
 		minSize: 1, keeps: []role{router, norm},
+		narrow: func(t dtype.DType) bool { return t == dtype.BFloat16 },
 		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
 			return ops.BF16LinearAs(n.Label(), in[0], in[1], in[2:]...)
 		},

@@ -52,7 +52,7 @@ func (p pass) decide(b *graph.Builder, f Filter) (*Report, map[*graph.Node]bool,
 			chosen[n] = true
 		case w.Param() == nil:
 			d.Reason = "the weight is no parameter"
-		case w.Param().State || w.Type().DType != b.Float() && !p.narrow:
+		case w.Param().State || w.Type().DType != b.Float() && (p.narrow == nil || !p.narrow(w.Type().DType)):
 			d.Reason = fmt.Sprintf("the weight is stored as %s", w.Type().DType)
 		case excluded != "":
 			d.Reason = fmt.Sprintf("excluded by %q", excluded)

@@ -69,7 +69,7 @@ func fp8Inference(b *graph.Builder, o InferenceOptions) (*graph.Builder, *Report
 	}
 	p := pass{
 		name: "fp8 weights", mode: o.Activations.String(), done: []string{"fp8_weight_linear"}, minSize: DefaultMinSize,
-		keeps: []role{head, embedding, router, norm}, narrow: true,
+		keeps: []role{head, embedding, router, norm}, narrow: func(dtype.DType) bool { return true },
 		again: func(n *graph.Node) bool { return n.Op() != op(n) },
 		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
 			rest := in[2:]

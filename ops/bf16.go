@@ -2,6 +2,7 @@ package ops
 
 import (
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -15,9 +16,9 @@ func init() {
 		},
 		Grad: func(g *graph.GradCall) []*graph.Node {
 			dy := g.Out(0)
-			grads := []*graph.Node{
-				graph.ApplyAs("bf16_linear_grad_x", bf16LinearGradX{}, dy, g.In[1]),
-				graph.ApplyAs("bf16_linear_grad_w", bf16LinearGradW{}, dy, g.In[0]),
+			grads := []*graph.Node{graph.ApplyAs("bf16_linear_grad_x", bf16LinearGradX{}, dy, g.In[1]), nil}
+			if !isStoredBF16(g.In[1].Type()) {
+				grads[1] = graph.ApplyAs("bf16_linear_grad_w", bf16LinearGradW{}, dy, g.In[0])
 			}
 			if len(g.In) == 3 {
 				grads = append(grads, graph.ApplyAs("linear_grad_b", linearGradB{}, dy))
@@ -47,8 +48,9 @@ func init() {
 //	dx = bf16(dy) bf16(w),  dw = bf16(dy)^T bf16(x),  db = sum of dy over the rows
 //
 // bf16 rounds to nearest even; sums and results have the float type of the
-// graph. Rounding counts as the identity in the gradient. Shapes are those of
-// LinearOp.
+// graph. Rounding counts as the identity in the gradient; subnormal numbers count
+// as zero. Shapes are those of LinearOp. For float32 activations w may be stored
+// as bfloat16: it is read as it is stored and has no gradient.
 type BF16LinearOp struct{}
 
 // BF16Linear adds a BF16LinearOp named after the weight.
@@ -64,10 +66,14 @@ func BF16LinearAs(label string, x, w *graph.Node, bias ...*graph.Node) *graph.No
 // Name is "bf16_linear".
 func (BF16LinearOp) Name() string { return "bf16_linear" }
 
-// Infer requires the shapes of a linear, and a weight of the type of x.
+// isStoredBF16 reports a weight stored as bfloat16.
+func isStoredBF16(t graph.Type) bool { return t.DType == dtype.BFloat16 }
+
+// Infer requires the shapes of a linear, and a weight of the type of x or in
+// bfloat16.
 func (BF16LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	y, err := LinearOp{}.Infer(in)
-	if err == nil {
+	if err == nil && !isStoredBF16(in[1]) {
 		err = alike(in[0], []string{"w"}, in[1])
 	}
 	return y, err
@@ -75,6 +81,11 @@ func (BF16LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func bf16Linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
+	if isStoredBF16(w.Type) {
+		native.BF16LinearStored(graph.Data[float32](c.Out[0]), graph.Data[float32](x), graph.Data[uint16](w), data[float32](c.In, 2),
+			rows(x.Type), w.Shape[0], w.Shape[1])
+		return nil
+	}
 	native.BF16Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2), rows(x.Type), w.Shape[0], w.Shape[1])
 	return nil
 }
@@ -89,6 +100,10 @@ func (bf16LinearGradX) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func bf16LinearGradXBody[T native.Float](c *graph.Call) error {
 	dy, w := c.In[0], c.In[1]
+	if isStoredBF16(w.Type) {
+		native.BF16LinearStoredGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](dy), graph.Data[uint16](w), rows(dy.Type), w.Shape[0], w.Shape[1])
+		return nil
+	}
 	native.BF16LinearGradInput(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])
 	return nil
 }

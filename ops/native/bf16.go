@@ -1,6 +1,9 @@
 package native
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // This file is the linear layer with products in bf16: operands are rounded to
 // bf16, products of two such numbers are exact in float32, sums are those of
@@ -60,6 +63,39 @@ func BF16LinearGradInput[T Float](dx, dy, w []T, m, n, k int) {
 // BF16LinearGradWeight computes dw[N,K] = dy[M,N]^T x[M,K] on rounded dy and x.
 func BF16LinearGradWeight[T Float](dw, dy, x []T, m, n, k int) {
 	bf16Products(true, false, n, k, m, 1, dy, n, x, k, 0, dw, k, dw, k)
+}
+
+// BF16LinearStored is BF16Linear with w[N,K] stored in bf16.
+func BF16LinearStored(y, x []float32, w []uint16, b []float32, m, n, k int) {
+	if !multipliesPairs[float32]() {
+		rx := takeScratch[float32](m * k)
+		bf16Operand(rx, x[:m*k])
+		LinearCoded(y, rx, storedBytes(w), b, CodedBF16, 0, m, n, k)
+		giveScratch(rx)
+		return
+	}
+	s, lds, beta := y, n, float32(0)
+	if b != nil {
+		s, lds, beta = b, 0, 1
+	}
+	gemmBF16(false, true, m, n, k, 1, pairSource{wide: x, ld: k}, pairSource{stored: w, ld: k}, beta, s, lds, y, n)
+}
+
+// BF16LinearStoredGradInput is BF16LinearGradInput with w[N,K] stored in bf16.
+func BF16LinearStoredGradInput(dx, dy []float32, w []uint16, m, n, k int) {
+	if !multipliesPairs[float32]() {
+		rg := takeScratch[float32](m * n)
+		bf16Operand(rg, dy[:m*n])
+		LinearCodedGradInput(dx, rg, storedBytes(w), CodedBF16, 0, m, n, k)
+		giveScratch(rg)
+		return
+	}
+	gemmBF16(false, false, m, k, n, 1, pairSource{wide: dy, ld: n}, pairSource{stored: w, ld: k}, 0, nil, 0, dx, k)
+}
+
+// storedBytes is the memory of w.
+func storedBytes(w []uint16) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 2*len(w))
 }
 
 // bf16Products is gemmAdd on rounded A and B, which fill their rows. Subnormal

@@ -180,6 +180,28 @@ func TestBF16SpecialValues(t *testing.T) {
 	})
 }
 
+// TestBF16LinearStoredIsThatOfTheWidenedWeight, forward and gradient.
+func TestBF16LinearStoredIsThatOfTheWidenedWeight(t *testing.T) {
+	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+		for _, s := range []struct{ m, n, k int }{{1, 33, 65}, {3, 64, 512}, {50, 70, 301}, {0, 3, 4}, {2, 5, 0}} {
+			r := rand.New(rand.NewPCG(uint64(s.m), 2))
+			x, dy, w, b := normals[float32](r, s.m*s.k), normals[float32](r, s.m*s.n), normals[float32](r, s.n*s.k), normals[float32](r, s.n)
+			for _, bias := range [][]float32{nil, b} {
+				want, got := make([]float32, s.m*s.n), nans[float32](s.m*s.n)
+				BF16Linear(want, x, w, bias, s.m, s.n, s.k)
+				BF16LinearStored(got, x, storedBF16(w), bias, s.m, s.n, s.k)
+				requireSameBits(t, want, got)
+				requireGuard(t, got)
+			}
+			want, got := make([]float32, s.m*s.k), nans[float32](s.m*s.k)
+			BF16LinearGradInput(want, dy, w, s.m, s.n, s.k)
+			BF16LinearStoredGradInput(got, dy, storedBF16(w), s.m, s.n, s.k)
+			requireSameBits(t, want, got)
+			requireGuard(t, got)
+		}
+	})
+}
+
 func BenchmarkBF16(b *testing.B) {
 	for _, c := range []struct {
 		transA, transB bool
