@@ -57,9 +57,11 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 		return err
 	}
 	native.SetWorkers(s.Workers)
-	if err := refuseOther(s, c); err != nil {
+	folder, err := s.claim(c)
+	if err != nil {
 		return err
 	}
+	defer folder.Close() // it only lets go
 	model, encoder, err := s.model()
 	if err != nil {
 		return err
@@ -76,7 +78,7 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 	if s.FP8 != "" {
 		trained = autocast.Train(model, autocast.Options{Recipe: recipes[s.FP8]})
 	}
-	t, err := train.New(trained, data, s.Train, report(c, s, out, errOut)...)
+	t, err := train.New(trained, data, s.Train, report(c, folder, out, errOut)...)
 	if err != nil {
 		return err
 	}
@@ -86,6 +88,11 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 	if c.resume {
 		switch err := t.Resume(); {
 		case errors.Is(err, train.ErrNoCheckpoint):
+			// Its run.json, if any, was read as the settings of a run that did
+			// not come far.
+			if err := folder.Fresh(); err != nil {
+				return fmt.Errorf("-out: %w", err)
+			}
 			fmt.Fprintf(errOut, "train: %s has no checkpoint yet: starting\n", s.Out)
 		case err != nil:
 			return err
@@ -94,26 +101,35 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 	if err := s.keep(); err != nil {
 		return fmt.Errorf("-out: must be a folder that can be written to: %w", err)
 	}
+	begin := t.Step()
 	sum, err := t.Run(ctx)
-	return finish(c, s, sum, err, out)
+	return finish(c, s, begin, sum, err, out)
 }
 
-// refuseOther keeps a run from writing over another, or where it cannot.
-func refuseOther(s settings, c command) error {
+// claim holds the folder of the run. A new run must not write over another, or
+// over anything else.
+func (s settings) claim(c command) (*train.Folder, error) {
 	if info, err := os.Stat(s.Out); err == nil && !info.IsDir() {
-		return fmt.Errorf("-out: must be a folder, %s is a file", s.Out)
+		return nil, fmt.Errorf("-out: must be a folder, %s is a file", s.Out)
+	}
+	folder, err := train.Claim(s.Out)
+	if err != nil {
+		return nil, fmt.Errorf("-out: %w", err)
 	}
 	if c.resume {
-		return nil
+		return folder, nil
 	}
 	dir, err := train.Latest(s.Out)
 	switch {
 	case err == nil:
-		return fmt.Errorf("-out: %s holds a run, with checkpoint %s: add -resume to go on, or choose another folder", s.Out, filepath.Base(dir))
-	case errors.Is(err, train.ErrNoCheckpoint), errors.Is(err, fs.ErrNotExist):
-		return nil
+		err = fmt.Errorf("%s holds a run, with checkpoint %s: add -resume to go on, or choose another folder", s.Out, filepath.Base(dir))
+	case errors.Is(err, train.ErrNoCheckpoint):
+		err = folder.Fresh(runName)
 	}
-	return fmt.Errorf("-out: %w", err)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("-out: %w", err), folder.Close())
+	}
+	return folder, nil
 }
 
 // data opens the text and cuts it into rows.
@@ -201,8 +217,8 @@ func (f *folder) WriteFiles(dir string) error {
 
 // report says where the progress of a run is shown: as JSON lines, as a bar on
 // a terminal, else in a log.
-func report(c command, s settings, out io.Writer, errOut *os.File) []train.Setting {
-	rs := []train.Setting{train.Dir(s.Out)}
+func report(c command, folder *train.Folder, out io.Writer, errOut *os.File) []train.Setting {
+	rs := []train.Setting{train.In(folder)}
 	level := slog.LevelInfo
 	if c.json {
 		enc := json.NewEncoder(out)
@@ -215,8 +231,8 @@ func report(c command, s settings, out io.Writer, errOut *os.File) []train.Setti
 	return append(rs, train.Log(slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))))
 }
 
-// finish tells the outcome.
-func finish(c command, s settings, sum train.Summary, err error, out io.Writer) error {
+// finish tells the outcome of a run that began after step begin.
+func finish(c command, s settings, begin int, sum train.Summary, err error, out io.Writer) error {
 	var interrupted *train.Interrupted
 	stopped := errors.As(err, &interrupted)
 	if err != nil && !stopped {
@@ -233,15 +249,32 @@ func finish(c command, s settings, sum train.Summary, err error, out io.Writer) 
 	case c.json:
 		return nil
 	}
-	fmt.Fprintf(out, "%d steps, %d tokens, %.0f tokens/s, %s", sum.Steps, sum.Tokens, sum.TokensPerS, time.Duration(sum.Seconds*float64(time.Second)).Round(time.Second))
+	if fmt.Fprintf(out, "%d steps, %d tokens, ", sum.Steps, sum.Tokens); sum.Steps == begin {
+		fmt.Fprint(out, "nothing was left to do")
+	} else {
+		fmt.Fprintf(out, "%.0f tokens/s, %s", sum.TokensPerS, time.Duration(sum.Seconds*float64(time.Second)).Round(time.Second))
+	}
 	fmt.Fprintf(out, "\nloss %.4f", sum.Loss)
 	if sum.ValLoss != nil {
 		fmt.Fprintf(out, ", held out %.4f, best %.4f at step %d", *sum.ValLoss, *sum.BestLoss, sum.BestStep)
 	}
-	name := train.LastName
+	model := linked(filepath.Join(s.Out, train.LastName), sum.Checkpoint)
 	if sum.BestLoss != nil {
-		name = train.BestName
+		model = linked(filepath.Join(s.Out, train.BestName), sum.Best)
 	}
-	_, err = fmt.Fprintf(out, "\nmodel in %s\n", filepath.Join(s.Out, name))
+	_, err = fmt.Fprintf(out, "\nmodel in %s\n", model)
 	return err
+}
+
+// linked is the link if it leads to the folder dir, which it may not where the
+// system has no links or something else is in its place; else it is dir.
+func linked(link, dir string) string {
+	at, err := os.Stat(link)
+	if err != nil {
+		return dir
+	}
+	if to, err := os.Stat(dir); err != nil || !os.SameFile(at, to) {
+		return dir
+	}
+	return link
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/seafan/seafan/autocast"
@@ -71,7 +72,7 @@ type command struct {
 // define binds the flags to s and c; what stands in s is their default.
 func define(f *flag.FlagSet, s *settings, c *command) {
 	f.StringVar(&s.Text, "text", s.Text, "`PATH` of a text, of token ids (.u16 and .bin: uint16, .u32: uint32), or of a folder of them (required)")
-	f.StringVar(&s.Out, "out", s.Out, "folder `DIR` of the run: checkpoints, metrics.jsonl, loss.csv, loss.png (required)")
+	f.StringVar(&s.Out, "out", s.Out, "folder `DIR` of the run: checkpoints, metrics.jsonl, loss.csv, loss.png; not inside the folder of -text,\nwhose files are the data (required)")
 	f.BoolVar(&s.Pack, "pack", s.Pack, "fill rows with documents that do not see each other, positions from 0 in each")
 	f.Var((*escaped)(&s.Separator), "document-separator", "with -pack, the `TEXT` that ends a document, \\n being a newline, or the id in token ids;\nit stays in the text, and a special token of the tokenizer becomes that token\n(default: a file is a document in a folder, a blank line \\n\\n ends one in a single text)")
 	f.StringVar(&c.config, "config", "", "JSON `FILE` with settings; flags go over it (run.json in -out is an example)")
@@ -151,6 +152,9 @@ func parse(args []string, errOut io.Writer) (settings, command, error) {
 		if resumed = err == nil; !resumed && !errors.Is(err, fs.ErrNotExist) {
 			return s, c, fmt.Errorf("-resume: %w", err)
 		}
+		if dir, err := train.Latest(out); err == nil && !resumed && config == "" {
+			return s, c, fmt.Errorf("-resume: %s is missing, the settings of the run with checkpoint %s: put it back, or give them with -config", filepath.Join(out, runName), filepath.Base(dir))
+		}
 	}
 	// A second set of flags, with what stands in the run as its defaults.
 	f := flags(errOut, &s, &c)
@@ -177,14 +181,61 @@ func parse(args []string, errOut io.Writer) (settings, command, error) {
 	if err == nil {
 		err = s.complete()
 	}
+	if err == nil {
+		err = s.apart()
+	}
 	if err == nil && resumed {
 		for _, name := range fixed {
 			if is := f.Lookup(name); is.Value.String() != is.DefValue {
-				return s, c, fmt.Errorf("-%s: must be %s as in the run so far, got %s (leave it out with -resume)", name, is.DefValue, is.Value)
+				return s, c, fmt.Errorf("-%s: must be %s as in the run so far, got %s (leave it out with -resume)", name, shown(is.DefValue), shown(is.Value.String()))
 			}
 		}
 	}
 	return s, c, err
+}
+
+// shown is the value of a flag in a message.
+func shown(v string) string {
+	if v == "" {
+		return `""`
+	}
+	return v
+}
+
+// apart keeps the files of a run out of its data: they would be other data at
+// every start.
+func (s settings) apart() error {
+	text, err := os.Stat(s.Text)
+	if err != nil || !text.IsDir() {
+		return nil // train.Open tells what is wrong
+	}
+	dir, err := filepath.Abs(s.Out)
+	if err != nil {
+		return fmt.Errorf("-out: %w", err)
+	}
+	// Links are followed as far as there are folders.
+	below := ""
+	for real, err := filepath.EvalSymlinks(dir); ; real, err = filepath.EvalSymlinks(dir) {
+		if err == nil {
+			dir = filepath.Join(real, below)
+			break
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			break
+		}
+		below, dir = filepath.Join(filepath.Base(dir), below), parent
+	}
+	for {
+		if info, err := os.Stat(dir); err == nil && os.SameFile(info, text) {
+			return fmt.Errorf("-out: must not be inside the folder of -text, %s, whose files are the data, got %s", s.Text, s.Out)
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir || strings.HasPrefix(filepath.Base(dir), ".") { // hidden folders are not data
+			return nil
+		}
+		dir = parent
+	}
 }
 
 // escaped is a text that is spelled with Go's escapes on the command line.
@@ -292,30 +343,25 @@ const runName = "run.json"
 
 // keep writes the settings into the folder of the run.
 func (s settings) keep() error {
-	if err := os.MkdirAll(s.Out, 0o777); err != nil {
-		return err
-	}
 	path := filepath.Join(s.Out, runName)
 	s.Out = "" // the folder may move
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return err
 	}
-	f, err := os.Create(path + ".tmp")
-	if err != nil {
+	return train.ReplaceFile(path, func(w io.Writer) error {
+		_, err := w.Write(append(text, '\n'))
 		return err
-	}
-	_, err = f.Write(append(text, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	})
 }
 
 func readJSON(path string, v any) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return err
+	}
+	if string(bytes.TrimSpace(raw)) == "null" { // which the decoder takes for nothing said
+		return fmt.Errorf("%s: must be an object, got null", path)
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
