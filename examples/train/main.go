@@ -124,7 +124,11 @@ func (s settings) claim(c command) (*train.Folder, error) {
 	case err == nil:
 		err = fmt.Errorf("%s holds a run, with checkpoint %s: add -resume to go on, or choose another folder", s.Out, filepath.Base(dir))
 	case errors.Is(err, train.ErrNoCheckpoint):
-		err = folder.Fresh(runName)
+		err = folder.Fresh()
+		path := filepath.Join(s.Out, runName)
+		if _, is := os.Lstat(path); err == nil && !errors.Is(is, fs.ErrNotExist) {
+			err = fmt.Errorf("%s is there, but no checkpoint: add -resume if it is of a run that ended before its first, or choose another folder", path)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("-out: %w", err), folder.Close())

@@ -74,9 +74,9 @@ func (f *Folder) Close() error {
 }
 
 // Fresh fails unless a new run can begin in the folder without writing over
-// anything: where it holds a run, or a file or folder with a name that a run,
-// or the caller, writes to.
-func (f *Folder) Fresh(names ...string) error {
+// anything: where it holds a run, or a file or folder with a name that a run
+// writes to.
+func (f *Folder) Fresh() error {
 	steps, err := listSteps(f.path)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (f *Folder) Fresh(names ...string) error {
 	if len(steps) > 0 {
 		return fmt.Errorf("%s holds a run of %d steps: resume it, or choose another folder", f.path, steps[len(steps)-1])
 	}
-	for _, name := range append(names, metricsName, lossesName, curveName, LastName, BestName, stepName(0)) {
+	for _, name := range []string{metricsName, lossesName, curveName, LastName, BestName, stepName(0)} {
 		path := filepath.Join(f.path, name)
 		switch _, err := os.Lstat(path); {
 		case err == nil:

@@ -110,15 +110,15 @@ func TestClaimedFolder(t *testing.T) {
 	require.NoDirExists(t, dir, "nothing was written to it")
 	f, err = Claim(dir)
 	require.NoError(t, err)
-	require.NoError(t, f.Fresh("mine"))
 	write(t, filepath.Join(dir, "mine"), nil)
-	require.EqualError(t, f.Fresh("mine"), filepath.Join(dir, "mine")+" is there, but no checkpoint of a run: a new run needs a folder without it")
+	require.NoError(t, f.Fresh())
 	o := testOptions(2, 8)
 	o.Steps = 3
 	_, err = newRun(t, o, Random, In(f)).Run(context.Background())
 	require.NoError(t, err)
 	require.NotNil(t, f.lock)
 	require.NoError(t, newRun(t, o, Random, In(f)).Resume(), "it is held still")
+	require.EqualError(t, f.Fresh(), dir+" holds a run of 3 steps: resume it, or choose another folder")
 	require.NoError(t, f.Close())
 }
 
