@@ -96,12 +96,10 @@ func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
 
 // Latent keeps the latents in pages, one head of them, and lets the queries meet
 // them as they are: neither keys nor values are formed. Where that cannot be,
-// since the shared part is rotated, the latents are wider than a head may be, the
-// weight is stored in another type or has an adapter, it keeps keys and values.
+// since the shared part is rotated, the latents are too wide, the weight is stored in another type or has an adapter, it keeps keys and values.
 func (p *paged) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {
 	r := p.layers[l]
-	const widest = 256
-	if r.table != nil || a.KVRank+a.Rope > widest || w.Type().DType != p.b.Float() || adapted(w) {
+	if r.table != nil || a.KVRank+a.Rope > ops.MaxPagedHeadDim || w.Type().DType != p.b.Float() || adapted(w) {
 		k, v := a.expand(q, latent, shared, w)
 		return p.Attention(l, q, k, v)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
 	"github.com/seafan/seafan/ops/native"
 	"github.com/seafan/seafan/ops/optest/cases"
 )
@@ -94,4 +95,14 @@ func TestN07_EmptyShapes(t *testing.T) {
 		c.Err = c.In[0].Name + ": dimension 0 of " + graph.Dims(c.In[0].Shape) + " is 0, every dimension must be at least 1"
 		c.Forward(t, dtype.Float32, cases.Native)
 	}
+}
+
+// TestA06_HeadsMustDivide: the error names both numbers of heads, when the graph
+// is built.
+func TestA06_HeadsMustDivide(t *testing.T) {
+	b := graph.New()
+	s := b.Scope("layers.3.attn")
+	q, k := s.Input("q", dtype.Float32, 2, 16, 6, 64), s.Input("k", dtype.Float32, 2, 16, 4, 64)
+	ops.Attention(q, k, k, ops.AttentionOptions{Causal: true})
+	require.EqualError(t, b.Err(), "layers.3.attn: attention: q has 6 heads, not a multiple of k's 4 (q [2,16,6,64], k [2,16,4,64], v [2,16,4,64])")
 }

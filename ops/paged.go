@@ -196,6 +196,10 @@ type PagedAttentionOp struct {
 	Softcap float64
 }
 
+// MaxPagedHeadDim is the largest head dim of PagedAttentionOp: latents that are
+// attended to over themselves are wider than heads.
+const MaxPagedHeadDim = 1024
+
 // Pages are the inputs of PagedAttention that describe the requests.
 type Pages struct {
 	QOIndptr, Indptr, Indices, LastPageLen *graph.Node
@@ -249,8 +253,8 @@ func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		return nil, fmt.Errorf("q and k_pages must have one head dim (%s)", shapes)
 	case q.Shape[1]%k.Shape[2] != 0:
 		return nil, fmt.Errorf("q has %d heads, not a multiple of k_pages' %d (%s)", q.Shape[1], k.Shape[2], shapes)
-	case last(q) > maxHeadDim || last(v) > maxHeadDim:
-		return nil, fmt.Errorf("head dims go up to %d (%s)", maxHeadDim, shapes)
+	case last(q) > MaxPagedHeadDim || last(v) > MaxPagedHeadDim:
+		return nil, fmt.Errorf("head dims go up to %d (%s)", MaxPagedHeadDim, shapes)
 	case !finite(o.Scale):
 		return nil, fmt.Errorf("scale must be finite (0: 1/sqrt(D)), got %g", o.Scale)
 	case o.Window < 0 || !(o.Softcap >= 0) || !finite(o.Softcap):

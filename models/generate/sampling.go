@@ -62,6 +62,8 @@ type sampler struct {
 	seen   []bool // tokens that the penalty is for
 	cands  []candidate
 	greedy bool
+	pcg    *rand.PCG
+	rand   *rand.Rand // draws from pcg, which each token seeds anew
 }
 
 type candidate struct {
@@ -70,7 +72,8 @@ type candidate struct {
 }
 
 func newSampler(s Sampling, vocab int) *sampler {
-	p := &sampler{Sampling: s, greedy: s.Temperature == 0}
+	p := &sampler{Sampling: s, greedy: s.Temperature == 0, pcg: new(rand.PCG)}
+	p.rand = rand.New(p.pcg)
 	if p.RepetitionPenalty == 0 {
 		p.RepetitionPenalty = 1
 	}
@@ -133,7 +136,8 @@ func (s *sampler) next(logits []float32, n int) (int32, error) {
 	for _, x := range c {
 		total += x.p
 	}
-	u := rand.New(rand.NewPCG(s.Seed, uint64(n))).Float64() * total
+	s.pcg.Seed(s.Seed, uint64(n))
+	u := s.rand.Float64() * total
 	for _, x := range c {
 		if u -= x.p; u < 0 {
 			return x.id, nil

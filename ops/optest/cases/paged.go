@@ -65,53 +65,56 @@ func appendRotaryCases() []Case {
 }
 
 func pagedCases() []Case {
-	var cs []Case
+	cs := []Case{pagedCase("latents", 16, 0, 4, 1, 576, 512)}
 	for _, size := range []int{1, 4, 16, 256} {
-		// A prefill, a decode of one token, an empty request, a decode on a
-		// page boundary, and two rows that belong to nobody.
-		lengths, queries := []int{13, 65, 0, 2 * size}, []int{13, 1, 0, 1}
-		qo := []int32{0, 13, 14, 14, 15}
-		table := optest.PageTable{PageSize: size, Indptr: []int32{0}}
-		next := int32(0)
-		for _, n := range lengths {
-			for left := n; left > 0; left -= size {
-				table.Indices = append(table.Indices, next)
-				next += 2 // pages of other requests lie between
-			}
-			table.Indptr = append(table.Indptr, int32(len(table.Indices)))
-			table.LastPageLen = append(table.LastPageLen, int32((n+size-1)%size+1))
-		}
-		a := optest.Attention{B: 4, Lq: 17, Hq: 6, Hkv: 2, D: 16, Dv: 24, Causal: true}
-		pool := func(name string, d int) Input {
-			x := Normal(name, int(next), size, 2, d)
-			x.State = true
-			for i := range x.F { // what no request owns must not matter
-				if !owned(table, lengths, i/(2*d)) {
-					x.F[i] = math.NaN()
-				}
-			}
-			return x
-		}
-		opts := ops.PagedAttentionOp{Causal: true}
-		ints := func(name string, v []int32) Input { return Input{Name: name, Shape: []int{len(v)}, I: v} }
 		for _, window := range []int{0, 5} {
-			a.Window, opts.Window = window, window
-			cs = append(cs, Case{Op: "paged_attention", Name: fmt.Sprintf("page size %d window %d queries %v of %v", size, window, queries, lengths),
-				In: []Input{Normal("q", 17, 6, 16), pool("k_pages", 16), pool("v_pages", 24), ints("qo_indptr", qo),
-					ints("kv_page_indptr", table.Indptr), ints("kv_page_indices", table.Indices), ints("kv_last_page_len", table.LastPageLen)},
-				Build: func(in []*graph.Node) []*graph.Node {
-					return one(ops.PagedAttention(in[0], in[1], in[2], ops.Pages{QOIndptr: in[3], Indptr: in[4], Indices: in[5], LastPageLen: in[6]}, opts))
-				},
-				Oracle: func(in []Input) [][]float64 {
-					out, _ := optest.Paged{Attention: a, QO: qo, Table: table}.Forward(in[0].F, in[1].F, in[2].F)
-					nobody := make([]float64, 2*6*24) // rows of no request are 0
-					return [][]float64{append(out, nobody...)}
-				},
-				C: 8,
-			})
+			cs = append(cs, pagedCase("heads", size, window, 6, 2, 16, 24))
 		}
 	}
 	return cs
+}
+
+// pagedCase is a prefill, a decode of one token, an empty request, a decode on a
+// page boundary, and two rows that belong to nobody.
+func pagedCase(name string, size, window, hq, hkv, d, dv int) Case {
+	lengths, queries := []int{13, 65, 0, 2 * size}, []int{13, 1, 0, 1}
+	qo := []int32{0, 13, 14, 14, 15}
+	table := optest.PageTable{PageSize: size, Indptr: []int32{0}}
+	next := int32(0)
+	for _, n := range lengths {
+		for left := n; left > 0; left -= size {
+			table.Indices = append(table.Indices, next)
+			next += 2 // pages of other requests lie between
+		}
+		table.Indptr = append(table.Indptr, int32(len(table.Indices)))
+		table.LastPageLen = append(table.LastPageLen, int32((n+size-1)%size+1))
+	}
+	a := optest.Attention{B: 4, Lq: 17, Hq: hq, Hkv: hkv, D: d, Dv: dv, Causal: true, Window: window}
+	pool := func(name string, width int) Input {
+		x := Normal(name, int(next), size, hkv, width)
+		x.State = true
+		for i := range x.F { // what no request owns must not matter
+			if !owned(table, lengths, i/(hkv*width)) {
+				x.F[i] = math.NaN()
+			}
+		}
+		return x
+	}
+	ints := func(name string, v []int32) Input { return Input{Name: name, Shape: []int{len(v)}, I: v} }
+	return Case{Op: "paged_attention", Name: fmt.Sprintf("%s, page size %d window %d queries %v of %v", name, size, window, queries, lengths),
+		In: []Input{Normal("q", 17, hq, d), pool("k_pages", d), pool("v_pages", dv), ints("qo_indptr", qo),
+			ints("kv_page_indptr", table.Indptr), ints("kv_page_indices", table.Indices), ints("kv_last_page_len", table.LastPageLen)},
+		Build: func(in []*graph.Node) []*graph.Node {
+			return one(ops.PagedAttention(in[0], in[1], in[2], ops.Pages{QOIndptr: in[3], Indptr: in[4], Indices: in[5], LastPageLen: in[6]},
+				ops.PagedAttentionOp{Causal: true, Window: window}))
+		},
+		Oracle: func(in []Input) [][]float64 {
+			out, _ := optest.Paged{Attention: a, QO: qo, Table: table}.Forward(in[0].F, in[1].F, in[2].F)
+			nobody := make([]float64, 2*hq*dv) // rows of no request are 0
+			return [][]float64{append(out, nobody...)}
+		},
+		C: 8,
+	}
 }
 
 // owned reports whether a slot of the pool holds a token of a request.
