@@ -3,6 +3,7 @@ package autocast_test
 import (
 	"context"
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -137,9 +138,19 @@ func TestStoredWeightsTakeAQuarter(t *testing.T) {
 		return n
 	}
 	wide := size()
+	file := func() int {
+		dir := filepath.Join(t.TempDir(), "m")
+		require.NoError(t, m.Save(dir))
+		info, err := os.Stat(filepath.Join(dir, "model.safetensors"))
+		require.NoError(t, err)
+		return int(info.Size())
+	}
+	wideFile := file()
 	require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
 	require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()), "again changes nothing")
 	require.InEpsilon(t, float64(wide)/4, float64(size()), 0.03, "steps included")
+	rest := float64(wideFile - wide) // table, head, norms and the header stay
+	require.InEpsilon(t, float64(wide)/4, float64(file())-rest, 0.1, "steps, and their lines in the header, included")
 
 	stored := logitsGraph(t, m, 2)
 	require.NoError(t, graph.Verify(stored))
