@@ -451,3 +451,40 @@ func (e *Executor) release() error {
 	e.segments, e.own, e.held, e.homes, e.in, e.out = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
+
+// run calls the native body; a panic of it is an error.
+func (h *hostStep) run() (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("cuda: %s: panic: %v", h.node.Name(), r)
+		}
+	}()
+	if err := h.native(&h.call); err != nil {
+		return fmt.Errorf("%s: %s: %w", h.node.Name(), h.node.Op().Name(), err)
+	}
+	return nil
+}
+
+// moved is a launch with every address taken from its region's place on the device.
+func (q queued) moved(base []uint64) queued {
+	at := func(v Pointer) Pointer {
+		if i := int(v.Addr>>regionShift) - 1; i >= 0 {
+			v.Addr = base[i] + v.Addr&(1<<regionShift-1)
+		}
+		return v
+	}
+	if q.fill != nil {
+		return queued{fill: &fillOrder{at(q.fill.dst), q.fill.value, q.fill.n}, mixed: q.mixed}
+	}
+	q.launch.Args = slices.Clone(q.launch.Args)
+	for i, a := range q.launch.Args {
+		switch v := a.Value.(type) {
+		case Pointer:
+			q.launch.Args[i].Value = at(v)
+		case TensorMap:
+			v.Base = at(v.Base)
+			q.launch.Args[i].Value = v
+		}
+	}
+	return q
+}

@@ -55,19 +55,6 @@ func (p *program) bind(h *hostStep) error {
 	return nil
 }
 
-// run calls the native body; a panic of it is an error.
-func (h *hostStep) run() (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("cuda: %s: panic: %v", h.node.Name(), r)
-		}
-	}()
-	if err := h.native(&h.call); err != nil {
-		return fmt.Errorf("%s: %s: %w", h.node.Name(), h.node.Op().Name(), err)
-	}
-	return nil
-}
-
 // memory is the host's memory of a root node.
 func (p *program) memory(root *graph.Node) []byte {
 	switch {
@@ -228,30 +215,6 @@ func (p *program) markUsed() {
 			}
 		}
 	}
-}
-
-// moved is a launch with every address taken from its region's place on the device.
-func (q queued) moved(base []uint64) queued {
-	at := func(v Pointer) Pointer {
-		if i := int(v.Addr>>regionShift) - 1; i >= 0 {
-			v.Addr = base[i] + v.Addr&(1<<regionShift-1)
-		}
-		return v
-	}
-	if q.fill != nil {
-		return queued{fill: &fillOrder{at(q.fill.dst), q.fill.value, q.fill.n}, mixed: q.mixed}
-	}
-	q.launch.Args = slices.Clone(q.launch.Args)
-	for i, a := range q.launch.Args {
-		switch v := a.Value.(type) {
-		case Pointer:
-			q.launch.Args[i].Value = at(v)
-		case TensorMap:
-			v.Base = at(v.Base)
-			q.launch.Args[i].Value = v
-		}
-	}
-	return q
 }
 
 func (q queued) send(to Queue) error {

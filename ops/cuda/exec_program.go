@@ -291,14 +291,6 @@ func (p *program) pointer(n *graph.Node) Pointer {
 	return q
 }
 
-// version counts the changes of what a region is filled from.
-func (r *region) version() (n uint64) {
-	for _, param := range r.from {
-		n += param.Version()
-	}
-	return n
-}
-
 type (
 	joinedKey struct {
 		a, b, c *graph.Param

@@ -168,3 +168,11 @@ func (o *output) bytes() int64 {
 	}
 	return int64(o.node.Type().Size() * o.dt.Size())
 }
+
+// version counts the changes of what a region is filled from.
+func (r *region) version() (n uint64) {
+	for _, param := range r.from {
+		n += param.Version()
+	}
+	return n
+}

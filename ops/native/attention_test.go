@@ -69,7 +69,6 @@ type attnRun[T Float] struct {
 	guarded []interface {
 		check(t *testing.T, name string)
 	}
-	out, lse []T
 }
 
 type guardOf[T Float] struct{ *optest.Guarded[T] }

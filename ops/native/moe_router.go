@@ -84,11 +84,11 @@ func scoresOf[T Float](s []float64, logits []T, sigmoids bool) {
 
 type routerArgs[T Float] struct {
 	Router
-	weights, logits, bias    []T
-	dlogits, dweights, dloss []T
-	ids                      []int32
-	part                     []float64 // partial sums of the balance, [units,E]
-	tokens                   int
+	weights, logits, bias []T
+	dlogits, dweights     []T
+	ids                   []int32
+	part                  []float64 // partial sums of the balance, [units,E]
+	tokens                int
 }
 
 // routerRows is how many tokens one unit takes.
