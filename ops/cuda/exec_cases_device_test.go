@@ -72,7 +72,7 @@ func TestDeviceExecutorCases(t *testing.T) {
 	device(t)
 	var list []cases.Case
 	for _, c := range append(cases.All(), deviceCases()...) {
-		if c.Err == "" && (Supports(c.Op) || c.Op == "reshape" || c.Op == "cross_entropy") {
+		if c.Err == "" && (Supports(c.Op) || c.Op == "reshape") {
 			list = append(list, c)
 		}
 	}
@@ -80,9 +80,12 @@ func TestDeviceExecutorCases(t *testing.T) {
 		onDevice, native := map[string]int{}, map[string]int{}
 		for _, c := range list {
 			t.Run(strings.ReplaceAll(fmt.Sprintf("%s/%s/%s", dt, c.Op, c.Name), " ", "_"), func(t *testing.T) {
-				if dt != dtype.Float32 { // else the bound is native's
+				switch {
+				case dt != dtype.Float32:
 					c.C = narrowBound * roundoffsOf(dt)
-				}
+				case c.Op == "cross_entropy":
+					c.C = 60 // the kernel's exponentials are approximate
+				} // else the bound is native's
 				n := 0
 				c.Forward(t, dtype.Float32, once(t, dt, &n))
 				if n > 0 {

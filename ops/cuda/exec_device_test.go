@@ -109,6 +109,42 @@ func TestDeviceExecutorLogits(t *testing.T) {
 	}
 }
 
+// The loss of a sequence, for evaluation, wholly on the device.
+func TestDeviceExecutorLoss(t *testing.T) {
+	device(t)
+	m := tiny(t, nil)
+	ids, labels := make([]int32, 100), make([]int32, 100)
+	for i := range ids {
+		ids[i], labels[i] = int32(i*i%256), int32((i+1)*(i+1)%256)
+	}
+	labels[3], labels[99] = -100, -100
+	loss := func(compile func(*graph.Plan) (graph.Executor, error)) (float64, float64) {
+		b := graph.New(graph.Share(m.Params()))
+		l, n := m.Loss(b, 2, 50, 0, 0)
+		plan, err := b.Plan(l, n)
+		require.NoError(t, err)
+		e, err := compile(plan)
+		require.NoError(t, err)
+		require.NoError(t, e.Do(context.Background(), graph.Feeds{"tokens": ids, "labels": labels}))
+		v, err := e.Value(l)
+		require.NoError(t, err)
+		count, err := e.Value(n)
+		require.NoError(t, err)
+		a, b0 := float64(graph.Data[float32](v)[0]), float64(graph.Data[float32](count)[0])
+		if x, ok := e.(*Executor); ok {
+			require.NoError(t, x.Close())
+		}
+		return a, b0
+	}
+	want, count := loss(native)
+	for _, dt := range computes {
+		got, n := loss(onCUDA(Options{Compute: dt, Strict: dt != dtype.Float32}))
+		fmt.Printf("LOSS\t%s\t%.7f, native %.7f\n", dt, got, want)
+		require.Equal(t, count, n)
+		require.InEpsilon(t, want, got, map[dtype.DType]float64{dtype.Float32: 1e-5, dtype.Float16: 1e-4, dtype.BFloat16: 1e-3}[dt])
+	}
+}
+
 // The golden checkpoints have heads of 8 to 24, for which attention has no kernel: everything else runs on the device.
 func TestDeviceExecutorGoldenCheckpoints(t *testing.T) {
 	device(t)

@@ -210,6 +210,9 @@ func (p *program) survey() error {
 	}
 	for _, s := range p.plan.Steps {
 		n := s.Node
+		if n.Op().Name() == "cross_entropy" {
+			p.wide[n] = true
+		}
 		if n.Op().Name() != "linear" {
 			continue
 		}
