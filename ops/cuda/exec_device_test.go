@@ -183,6 +183,35 @@ func TestDeviceExecutorGoldenCheckpoints(t *testing.T) {
 	}
 }
 
+// What a session writes on the device is what it writes natively, for types whose layers fuse differently.
+func TestDeviceExecutorText(t *testing.T) {
+	device(t)
+	for name, change := range map[string]func(*models.Config){
+		"llama": nil,
+		"qwen2": func(c *models.Config) { c.Type, c.QKVBias = "qwen2", true },
+		"qwen3": func(c *models.Config) { c.Type, c.QKNorm = "qwen3", true },
+		"olmo2": func(c *models.Config) { c.Type, c.QKNorm = "olmo2", true },
+	} {
+		m := tiny(t, change)
+		prompt := []int32{5, 200, 13, 77, 1, 0, 255, 31, 8}
+		plain, err := generate.New(m, generate.Options{})
+		require.NoError(t, err)
+		want := text(t, plain, prompt, generate.Sampling{}, 40)
+		for _, dt := range computes {
+			got := text(t, session(t, m, generate.Options{Chunk: 4}, Options{Compute: dt}), prompt, generate.Sampling{}, 40)
+			same := 0
+			for same < len(got) && got[same] == want[same] {
+				same++
+			}
+			fmt.Printf("TEXT\t%s\t%s\tthe first %d of %d tokens are native's\n", name, dt, same, len(got))
+			if dt == dtype.Float32 {
+				require.Equal(t, want, got)
+			}
+			require.Positive(t, same) // 16 bits may take the other of two near-ties
+		}
+	}
+}
+
 // Two thousand steps of decode: device memory stays as it is, and closing gives all of it back.
 func TestDeviceExecutorLongRun(t *testing.T) {
 	device(t)

@@ -122,19 +122,40 @@ func (p *program) appendGroup(i int) (*appendSteps, error) {
 	return g, nil
 }
 
-// fuseHeads: the products that give q, k and v as one, whose result the rotation and the writes read by strides.
+// fuseHeads: the products that give q, k and v as one, whose result the rotation and the writes read by strides; norms of
+// the heads of q and k pass in front of the rotation.
 func (p *program) fuseHeads(i int) (*Call, int, error) {
-	var lin [3]*graph.Node
+	var lin, norm [3]*graph.Node
+	at := i
 	for j := range lin {
-		lin[j] = p.at(i + j)
+		lin[j] = p.at(at)
 		if _, ok := opOf[ops.LinearOp](lin[j]); !ok || lin[j].In()[0] != lin[0].In()[0] || len(lin[j].In()) != len(lin[0].In()) {
 			return nil, 0, nil
 		}
+		at++
+		if _, ok := opOf[ops.RMSNormOp](p.at(at)); ok && j < 2 {
+			if norm[j] = p.at(at); rootOf(norm[j].In()[0]) != lin[j] || p.computedNode(norm[j].In()[1]) || p.needs(norm[j], 1) {
+				return nil, 0, nil
+			}
+			at++
+		}
 	}
-	if q, k, v := p.at(i+3), p.at(i+4), p.at(i+6); q == nil || k == nil || v == nil || !p.only(lin[0], q) || !p.only(lin[1], k) || !p.only(lin[2], v) {
+	if (norm[0] == nil) != (norm[1] == nil) || norm[0] != nil && norm[0].Op() != norm[1].Op() {
 		return nil, 0, nil
 	}
-	g, err := p.appendGroup(i + 3)
+	for j, reader := range []*graph.Node{p.at(at), p.at(at + 1), p.at(at + 3)} {
+		from := lin[j]
+		if norm[j] != nil {
+			if !p.only(lin[j], norm[j]) {
+				return nil, 0, nil
+			}
+			from = norm[j]
+		}
+		if reader == nil || !p.only(from, reader) {
+			return nil, 0, nil
+		}
+	}
+	g, err := p.appendGroup(at)
 	if g == nil || err != nil {
 		return nil, 0, err
 	}
@@ -167,7 +188,17 @@ func (p *program) fuseHeads(i int) (*Call, int, error) {
 	r.K = r.Q.At(int64(lin[0].Dim(-1) * size))
 	r.V = r.K.At(int64(lin[1].Dim(-1) * size))
 	r.QStride, r.KStride, r.VStride = int64(width), int64(width), int64(width)
-	return c, 7, r.Launch(c)
+	if norm[0] != nil {
+		r.Eps = float32(norm[0].Op().(ops.RMSNormOp).Eps)
+		q, k := &Call{Node: norm[0], In: norm[0].In(), p: p}, &Call{Node: norm[1], In: norm[1].In(), p: p}
+		if norm[0].In()[1].Dim(0) != r.D || norm[1].In()[1].Dim(0) != r.D {
+			return nil, 0, nil // over all heads at once
+		}
+		if err := errors.Join(q.inputs(1, &r.QWeight), k.inputs(1, &r.KWeight)); err != nil {
+			return nil, 0, err
+		}
+	}
+	return c, at + 4 - i, r.Launch(c)
 }
 
 // fuseGate: the two products of a gated unit and its gate.

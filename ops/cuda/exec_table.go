@@ -140,7 +140,9 @@ func layerNormBody(c *Call) error {
 }
 
 // computed says whether the launch in front may write input i: it is neither a weight nor fed.
-func (c *Call) computed(i int) bool { return !c.p.constant[c.In[i]] && rootOf(c.In[i]).Op() != nil }
+func (c *Call) computed(i int) bool { return c.p.computedNode(c.In[i]) }
+
+func (p *program) computedNode(n *graph.Node) bool { return !p.constant[n] && rootOf(n).Op() != nil }
 
 func addBody(c *Call) error {
 	a := Add{Type: c.Type(), N: int64(c.Node.Type().Size()), Y: c.Output(0)}
