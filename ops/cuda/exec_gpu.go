@@ -220,7 +220,7 @@ func (e *Executor) run() error {
 			if o.onHost || o.lazy {
 				continue
 			}
-			if err = wrap(cu.MemcpyDtoHAsync(pinnedAt(e.out, o.offset), cu.DevicePtr(o.at.Addr), o.bytes(), s.stream), "fetch "+o.node.Name()); err != nil {
+			if err = wrap(cu.MemcpyDtoHAsync(pinnedAt(e.out, o.offset), cu.DevicePtr(o.at.Addr), o.bytes(), s.stream), "fetch an output"); err != nil {
 				break
 			}
 		}
@@ -399,7 +399,7 @@ func (e *Executor) Value(n *graph.Node) (graph.Tensor, error) {
 			raw = e.out.Data[o.offset : o.offset+o.bytes()]
 		}
 		if o.plain() {
-			return graph.TensorOf(n.Type(), raw)
+			return graph.TensorOf(o.typ, raw)
 		}
 		widen(to.Bytes(), raw, o.dt)
 		return to, nil

@@ -147,7 +147,7 @@ func (p *program) finish() error {
 	at := int64(0)
 	for _, n := range p.plan.Outputs {
 		root := rootOf(n)
-		o := &output{node: n}
+		o := &output{node: n, typ: n.Type()}
 		p.outputs = append(p.outputs, o)
 		if in := p.inputOf(root); in != nil {
 			in.toHost = true
@@ -311,7 +311,7 @@ func (p *program) stage(feeds graph.Feeds, dst []byte) error {
 		if !in.onGPU {
 			continue
 		}
-		if to := dst[in.offset:]; in.node.Type().DType == dtype.Float32 {
+		if to := dst[in.offset:]; in.float {
 			narrow(to, b, p.compute)
 		} else {
 			copy(to, b)

@@ -72,6 +72,7 @@ type step struct {
 
 type input struct {
 	node   *graph.Node
+	float  bool // sent in the compute dtype
 	offset int64
 	toHost bool
 	onGPU  bool
@@ -86,6 +87,7 @@ type prepared struct {
 // output is where the value of one of the plan's outputs comes from.
 type output struct {
 	node   *graph.Node
+	typ    graph.Type
 	onHost bool    // in the host's memory already
 	lazy   bool    // a state or weight: fetched when asked for
 	at     Pointer // else on the device
@@ -187,7 +189,7 @@ func (p *program) survey() error {
 		}
 		if n.Op() == nil {
 			if p.constant[n] = n.Const() != nil; !p.constant[n] {
-				p.inputs = append(p.inputs, &input{node: n, offset: p.reserve(int64(n.Type().Bytes()))})
+				p.inputs = append(p.inputs, &input{node: n, float: n.Type().DType == dtype.Float32, offset: p.reserve(int64(n.Type().Bytes()))})
 			}
 			continue
 		}

@@ -160,13 +160,13 @@ func firstByte(b []byte) unsafe.Pointer                   { return unsafe.Pointe
 func pinnedAt(h *HostBuffer, offset int64) unsafe.Pointer { return unsafe.Add(h.pointer, offset) }
 
 // plain says that the bytes of an output are the value as the caller gets it.
-func (o *output) plain() bool { return o.node.Type().DType != dtype.Float32 || o.dt == F32 }
+func (o *output) plain() bool { return o.typ.DType != dtype.Float32 || o.dt == F32 }
 
 func (o *output) bytes() int64 {
-	if o.node.Type().DType != dtype.Float32 {
-		return int64(o.node.Type().Bytes())
+	if o.typ.DType != dtype.Float32 {
+		return int64(o.typ.Bytes())
 	}
-	return int64(o.node.Type().Size() * o.dt.Size())
+	return int64(o.typ.Size() * o.dt.Size())
 }
 
 // version counts the changes of what a region is filled from.

@@ -77,6 +77,7 @@ func TestExecutorPreparesRequests(t *testing.T) {
 	mem := make([]byte, p.fed.bytes)
 	require.NoError(t, p.stage(feeds, mem))
 	require.True(t, p.needsMixed(feeds))
+	require.Zero(t, testing.AllocsPerRun(10, func() { _ = p.stage(feeds, mem) })) // it has passed above
 	got := map[string][]int32{}
 	for key, q := range p.places {
 		for _, x := range p.prepared {
