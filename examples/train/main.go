@@ -2,9 +2,11 @@
 //
 //	go run ./examples/train -text book.txt -out runs/book
 //	go run ./examples/train -text book.txt -out runs/book -resume
+//	go run ./examples/train -init DIR -text book.txt -out runs/tuned -lora-rank 8
 //
-// The model reads bytes, so that any text will do; it is written as a Hugging
-// Face folder of type llama. -h lists the flags.
+// A new model reads bytes, so that any text will do; it is written as a Hugging
+// Face folder of type llama. -init goes on from a checkpoint, as a whole or with
+// adapters. -h lists the flags.
 package main
 
 import (
@@ -26,8 +28,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/seafan/seafan/autocast"
-	"github.com/seafan/seafan/models"
-	"github.com/seafan/seafan/models/tokenizer"
 	"github.com/seafan/seafan/models/train"
 	"github.com/seafan/seafan/ops/native"
 )
@@ -62,11 +62,12 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 		return err
 	}
 	defer folder.Close() // it only lets go
-	model, encoder, err := s.model()
+	from, err := s.start()
 	if err != nil {
 		return err
 	}
-	tokens, data, err := s.data(encoder, model.Config.Vocab)
+	defer from.Close() // only read
+	tokens, data, err := s.data(from.encoder, from.Config.Vocab)
 	if err != nil {
 		if f := flagged(err); f != err {
 			return f
@@ -74,9 +75,9 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 		return fmt.Errorf("-text: %w", err)
 	}
 	defer tokens.Close()
-	var trained train.Model = model
+	trained := from.trained
 	if s.FP8 != "" {
-		trained = autocast.Train(model, autocast.Options{Recipe: recipes[s.FP8]})
+		trained = autocast.Train(trained, autocast.Options{Recipe: recipes[s.FP8]})
 	}
 	t, err := train.New(trained, data, s.Train, report(c, folder, out, errOut)...)
 	if err != nil {
@@ -101,9 +102,22 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 	if err := s.keep(); err != nil {
 		return fmt.Errorf("-out: must be a folder that can be written to: %w", err)
 	}
+	if from.unsaved {
+		fmt.Fprintf(errOut, "train: the tokenizer of %s is not written into the folders of models: put a tokenizer.json there\n", s.From)
+	}
 	begin := t.Step()
 	sum, err := t.Run(ctx)
-	return finish(c, s, begin, sum, err, out)
+	if err := finish(c, s, begin, sum, err, out); err != nil || !s.Merge {
+		return err
+	}
+	merged, err := s.merge(result(sum))
+	if err != nil {
+		return fmt.Errorf("-merge: %w", err)
+	}
+	if !c.json {
+		_, err = fmt.Fprintf(out, "merged model in %s\n", merged)
+	}
+	return err
 }
 
 // claim holds the folder of the run. A new run must not write over another, or
@@ -128,6 +142,10 @@ func (s settings) claim(c command) (*train.Folder, error) {
 		path := filepath.Join(s.Out, runName)
 		if _, is := os.Lstat(path); err == nil && !errors.Is(is, fs.ErrNotExist) {
 			err = fmt.Errorf("%s is there, but no checkpoint: add -resume if it is of a run that ended before its first, or choose another folder", path)
+		}
+		path = filepath.Join(s.Out, mergedName)
+		if _, is := os.Lstat(path); err == nil && s.LoRA.Rank != 0 && !errors.Is(is, fs.ErrNotExist) {
+			err = fmt.Errorf("%s is there, but no checkpoint of a run: a new run needs a folder without it", path)
 		}
 	}
 	if err != nil {
@@ -168,56 +186,6 @@ func (s settings) data(encoder train.Encoder, vocab int) (*train.Tokens, train.D
 
 // blankLine ends the documents of a single text, unless a flag says what does.
 const blankLine = "\n\n"
-
-// model makes the model, new or from a folder, and the encoder of its text;
-// none for bytes.
-func (s settings) model() (*folder, train.Encoder, error) {
-	if s.From == "" {
-		m, err := models.New(s.config())
-		if err != nil {
-			return nil, nil, err
-		}
-		return &folder{m, ""}, nil, m.Init(s.Train.Seed)
-	}
-	m, _, err := models.Load(s.From)
-	if err != nil {
-		return nil, nil, fmt.Errorf("-config: from: %w", err)
-	}
-	if s.Train.Context > m.Config.Context {
-		return nil, nil, fmt.Errorf("-context: must be at most %d, the context of %s, got %d", m.Config.Context, s.From, s.Train.Context)
-	}
-	if m.Config.Vocab == 256 { // of bytes
-		return &folder{m, s.From}, nil, nil
-	}
-	tok, err := tokenizer.Open(s.From)
-	if err != nil {
-		return nil, nil, fmt.Errorf("-config: from: %w", err)
-	}
-	return &folder{m, s.From}, tok, nil
-}
-
-// folder is a model whose checkpoints get the tokenizer of the model it came
-// from.
-type folder struct {
-	*models.Transformer
-	from string
-}
-
-func (f *folder) WriteFiles(dir string) error {
-	if err := f.Transformer.WriteFiles(dir); err != nil || f.from == "" {
-		return err
-	}
-	for _, name := range []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"} {
-		text, err := os.ReadFile(filepath.Join(f.from, name))
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), text, 0o666)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}
 
 // report says where the progress of a run is shown: as JSON lines, as a bar on
 // a terminal, else in a log.
@@ -262,12 +230,23 @@ func finish(c command, s settings, begin int, sum train.Summary, err error, out 
 	if sum.ValLoss != nil {
 		fmt.Fprintf(out, ", held out %.4f, best %.4f at step %d", *sum.ValLoss, *sum.BestLoss, sum.BestStep)
 	}
-	model := linked(filepath.Join(s.Out, train.LastName), sum.Checkpoint)
+	link, kind := train.LastName, "model"
 	if sum.BestLoss != nil {
-		model = linked(filepath.Join(s.Out, train.BestName), sum.Best)
+		link = train.BestName
 	}
-	_, err = fmt.Fprintf(out, "\nmodel in %s\n", model)
+	if s.LoRA.Rank > 0 {
+		kind = "adapter"
+	}
+	_, err = fmt.Fprintf(out, "\n%s in %s\n", kind, linked(filepath.Join(s.Out, link), result(sum)))
 	return err
+}
+
+// result is the checkpoint that a run is for.
+func result(sum train.Summary) string {
+	if sum.BestLoss != nil {
+		return sum.Best
+	}
+	return sum.Checkpoint
 }
 
 // linked is the link if it leads to the folder dir, which it may not where the

@@ -244,7 +244,7 @@ func TestLines(t *testing.T) {
 	require.Equal(t, filepath.Join(out, "step-00000008"), sum.Checkpoint)
 	_, said, err := call(t, "-h")
 	require.ErrorContains(t, err, "help")
-	for _, name := range strings.Fields("text out steps seed batch context layers dim heads kv-heads ffn lr warmup eval-every save-every keep workers config resume json accumulate dropout early-stop pack document-separator") {
+	for _, name := range strings.Fields("text out steps seed batch context layers dim heads kv-heads ffn lr warmup eval-every save-every keep workers config resume json accumulate dropout early-stop pack document-separator init lora-rank lora-alpha lora-targets merge") {
 		require.Contains(t, said, "  -"+name)
 	}
 }
@@ -330,7 +330,7 @@ func TestConfigAndStartFromAModel(t *testing.T) {
 	}
 	write(`{"from": "` + dir + `"}`)
 	_, _, err = call(t, "-config", config, "-text", text, "-out", filepath.Join(dir, "fourth"))
-	require.ErrorContains(t, err, "-config: from: ")
+	require.ErrorContains(t, err, "-init: ")
 	require.ErrorContains(t, err, filepath.Join(dir, "config.json"))
 	require.NoDirExists(t, filepath.Join(dir, "third"))
 	require.NoDirExists(t, filepath.Join(dir, "fourth"))
@@ -380,6 +380,14 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 		"-pack -text " + dir + "/none":  "-text: stat " + dir + "/none: ",
 		"-pack -text " + ids:            `-document-separator: must be an id, 0 to 2147483647, in files of token ids, got "\n\n"`,
 		"-resume -pack -out " + out:     "-pack: must be false as in the run so far, got true (leave it out with -resume)",
+		"-lora-rank 4":                  "-lora-rank: needs -init",
+		"-lora-rank -1":                 "-lora-rank: must be 0 to 65536, got -1",
+		"-lora-alpha NaN":               "-lora-alpha: must be 0 or more, got NaN",
+		"-lora-alpha 4":                 "-lora-alpha: needs -lora-rank",
+		"-lora-targets q_proj":          "-lora-targets: needs -lora-rank",
+		"-lora-targets q_proj,,v_proj":  `invalid value "q_proj,,v_proj" for flag -lora-targets: must be names with commas between`,
+		"-merge":                        "-merge: needs -lora-rank",
+		"-init " + dir + "/none":        "-dim: cannot be given for the model of " + dir + "/none, which has its size",
 		"-workers -1":                   "-workers: must be 0 or more, got -1",
 		"-accumulate 0":                 "-accumulate: must be at least 1, got 0",
 		"-dropout 1":                    "-dropout: must be in [0,1), got 1",

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,7 +31,9 @@ type settings struct {
 	Pack       bool          `json:"pack"`
 	Separator  string        `json:"document_separator,omitempty"` // as it stands in the text
 	Out        string        `json:"out,omitempty"`
-	From       string        `json:"from,omitempty"` // model folder to start from, with its tokenizer
+	From       string        `json:"from,omitempty"` // checkpoint to start from, with its tokenizer
+	LoRA       lora          `json:"lora,omitzero"`
+	Merge      bool          `json:"merge,omitempty"`
 	Model      shape         `json:"model"`
 	Train      train.Options `json:"train"`
 	Order      train.Order   `json:"order"`
@@ -51,6 +54,13 @@ type shape struct {
 
 	NormEps   float64 `json:"norm_eps"`
 	RopeTheta float64 `json:"rope_theta"`
+}
+
+// lora is models.LoRA as it is kept; with rank 0 the whole model is trained.
+type lora struct {
+	Rank    int      `json:"rank"`
+	Alpha   float64  `json:"alpha"`
+	Targets []string `json:"targets,omitempty"`
 }
 
 func defaults() settings {
@@ -82,6 +92,12 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 	f.StringVar(&s.FP8, "fp8", s.FP8, "multiply linears in 8-bit floats, by the `RECIPE` dynamic or delayed (history of 16 steps)")
 	f.IntVar(&s.Workers, "workers", s.Workers, "goroutines that share the work, 0: one a core; never changes the result")
 
+	f.StringVar(&s.From, "init", s.From, "fine-tune the checkpoint at `PATH`, a Hugging Face folder or a .gguf file, with its tokenizer;\nthe flags of sizes do not go with it")
+	f.IntVar(&s.LoRA.Rank, "lora-rank", s.LoRA.Rank, "with -init, train adapters of that rank alone, saved as PEFT folders; 0: train the whole model")
+	f.Float64Var(&s.LoRA.Alpha, "lora-alpha", s.LoRA.Alpha, "adapters are scaled by alpha/rank, 0: twice the rank")
+	f.Var(&list{to: &s.LoRA.Targets}, "lora-targets", "`NAMES` of the layers with adapters, such as q_proj,v_proj or layers.0.*, with commas between or given\nmore than once (default: every linear layer but the head)")
+	f.BoolVar(&s.Merge, "merge", s.Merge, "at the end, write the checkpoint with the adapters added into the folder "+mergedName+" of -out")
+
 	f.IntVar(&s.Model.Layers, "layers", s.Model.Layers, "layers of the model")
 	f.IntVar(&s.Model.Dim, "dim", s.Model.Dim, "width of the model")
 	f.IntVar(&s.Model.Heads, "heads", s.Model.Heads, "attention heads")
@@ -107,6 +123,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 // of the model.
 var fixed = []string{
 	"layers", "dim", "heads", "kv-heads", "ffn",
+	"init", "lora-rank", "lora-alpha", "lora-targets",
 	"seed", "batch", "context", "accumulate", "dropout", "lr", "warmup", "compute", "fp8", "pack", "document-separator",
 }
 
@@ -118,9 +135,11 @@ const usage = `train trains a language model on a text.
   go run ./examples/train -text book.txt -out runs/book
   go run ./examples/train -text book.txt -out runs/book -resume
   go run ./examples/train -text folder -out runs/folder -pack
+  go run ./examples/train -init model -text book.txt -out runs/tuned -lr 1e-5
+  go run ./examples/train -init model.gguf -text book.txt -out runs/lora -lora-rank 8 -merge
 
-The model is in DIR/last and DIR/best, folders that examples/generate and
-Hugging Face transformers open. Ctrl-C saves and says how to resume; a second
+The model, or the adapter, is in DIR/last and DIR/best, folders that
+examples/generate and Hugging Face transformers or PEFT open. Ctrl-C saves and says how to resume; a second
 one ends at once. A run that was killed resumes from its newest checkpoint with
 the result it would have had.
 
@@ -264,6 +283,32 @@ func (e *escaped) Set(text string) error {
 	return nil
 }
 
+// list is a flag with commas between its values, or given more than once.
+type list struct {
+	to    *[]string
+	given bool
+}
+
+func (l *list) String() string {
+	if l.to == nil { // package flag asks an empty one
+		return ""
+	}
+	return strings.Join(*l.to, ",")
+}
+
+func (l *list) Set(text string) error {
+	if !l.given { // in the place of what the settings have
+		*l.to, l.given = nil, true
+	}
+	for name := range strings.SplitSeq(text, ",") {
+		if name = strings.TrimSpace(name); name == "" {
+			return errors.New("must be names with commas between")
+		}
+		*l.to = append(*l.to, name)
+	}
+	return nil
+}
+
 func flags(errOut io.Writer, s *settings, c *command) *flag.FlagSet {
 	f := flag.NewFlagSet("train", flag.ContinueOnError)
 	f.SetOutput(errOut)
@@ -283,6 +328,9 @@ func (s *settings) complete() error {
 	}
 	if m.FFN == 0 {
 		m.FFN = 4 * m.Dim
+	}
+	if s.LoRA.Alpha == 0 {
+		s.LoRA.Alpha = 2 * float64(s.LoRA.Rank)
 	}
 	const most = 1 << 20
 	for _, x := range []struct {
@@ -310,6 +358,20 @@ func (s *settings) complete() error {
 		return fmt.Errorf("-config: model.rope_theta: must be above 0, got %g", m.RopeTheta)
 	case s.FP8 != "" && recipes[s.FP8] == nil:
 		return fmt.Errorf("-fp8: must be dynamic or delayed, got %q", s.FP8)
+	case s.LoRA.Rank < 0 || s.LoRA.Rank > 1<<16:
+		return fmt.Errorf("-lora-rank: must be 0 to 65536, got %d", s.LoRA.Rank)
+	case !(s.LoRA.Alpha >= 0) || math.IsInf(s.LoRA.Alpha, 0):
+		return fmt.Errorf("-lora-alpha: must be 0 or more, got %g", s.LoRA.Alpha)
+	case s.LoRA.Rank > 0 && s.From == "":
+		return errors.New("-lora-rank: needs -init")
+	case s.LoRA.Rank > 0 && s.FP8 != "":
+		return errors.New("-fp8: cannot be given with -lora-rank")
+	case s.LoRA.Rank == 0 && s.LoRA.Alpha != 0:
+		return errors.New("-lora-alpha: needs -lora-rank")
+	case s.LoRA.Rank == 0 && s.LoRA.Targets != nil:
+		return errors.New("-lora-targets: needs -lora-rank")
+	case s.LoRA.Rank == 0 && s.Merge:
+		return errors.New("-merge: needs -lora-rank")
 	case s.Workers < 0:
 		return fmt.Errorf("-workers: must be 0 or more, got %d", s.Workers)
 	}
