@@ -44,7 +44,7 @@ func main() {
 type command struct {
 	python, steps, text string
 	compile             bool
-	rounds              int
+	rounds, workers     int
 }
 
 func run(ctx context.Context, args []string, out, errOut io.Writer) error {
@@ -55,6 +55,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	f.StringVar(&c.steps, "steps", "", "cpu_train.py, the training step in PyTorch; none: no step of the peer's")
 	f.BoolVar(&c.compile, "compile", false, "time torch.compile's training step too (a minute each)")
 	f.IntVar(&c.rounds, "rounds", 2, "turns of ours and theirs")
+	f.IntVar(&c.workers, "workers", 0, "goroutines, and threads of the peer's; 0: one a core. One is least disturbed by a busy machine")
 	f.StringVar(&c.text, "text", "", "text to train on; none: Newton's Opticks, which is in every Go install")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -65,6 +66,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if c.rounds < 1 || c.rounds > 100 {
 		return fmt.Errorf("-rounds: must be 1 to 100, got %d", c.rounds)
 	}
+	if c.workers < 0 || c.workers > 1024 {
+		return fmt.Errorf("-workers: must be 0 to 1024, got %d", c.workers)
+	}
+	native.SetWorkers(c.workers)
 	if c.text == "" {
 		root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 		if err != nil {
