@@ -80,3 +80,46 @@ func TestHalfWeights(t *testing.T) {
 	require.Equal(t, want, run(dtype.Float16))
 	require.Equal(t, want, run(dtype.BFloat16))
 }
+
+// TestBF16LinearOnStoredWeights: result and the gradient of x are those of the
+// widened weight, which alone has a gradient of its own.
+func TestBF16LinearOnStoredWeights(t *testing.T) {
+	const m, n, k = 5, 33, 70
+	wide := optest.Cast[float32](optest.Normals("w", n*k, 1))
+	codes := make([]dtype.BF16, len(wide))
+	dtype.FromFloat32(codes, wide)
+	dtype.ToFloat32(wide, codes)
+	run := func(stored dtype.DType) [][]float32 {
+		ps := graph.NewParams()
+		w, err := ps.Add("w", graph.T(stored, n, k), false)
+		require.NoError(t, err)
+		if stored == dtype.BFloat16 {
+			copy(graph.Data[dtype.BF16](w.Tensor()), codes)
+		} else {
+			copy(graph.Data[float32](w.Tensor()), wide)
+		}
+		w.Touch()
+		b := graph.New(graph.Share(ps))
+		scale := b.Param("norm", k)
+		copy(graph.Data[float32](scale.Param().Tensor()), optest.Cast[float32](optest.Normals("norm", k, 1)))
+		scale.Param().Touch()
+		y := ops.BF16Linear(ops.RMSNorm(b.Input("x", dtype.Float32, m, k), scale, 1e-5), b.Param("w", n, k))
+		loss, _ := ops.CrossEntropy(y, b.Input("labels", dtype.Int32, m))
+		require.NoError(t, b.Err())
+		grads, err := b.Grad(loss, scale)
+		require.NoError(t, err)
+		plan, err := b.Plan(y, grads[0])
+		require.NoError(t, err)
+		exec, err := plan.Native()
+		require.NoError(t, err)
+		require.NoError(t, exec.Do(context.Background(), graph.Feeds{"x": optest.Cast[float32](optest.Normals("x", m*k, 1)), "labels": []int32{1, 2, 3, 0, 32}}))
+		var out [][]float32
+		for _, node := range []*graph.Node{y, grads[0]} {
+			v, err := exec.Value(node)
+			require.NoError(t, err)
+			out = append(out, append([]float32(nil), graph.Data[float32](v)...))
+		}
+		return out
+	}
+	require.Equal(t, run(dtype.Float32), run(dtype.BFloat16))
+}
