@@ -22,13 +22,22 @@ func (p *Plan) String() string {
 		}
 		ins := make([]string, len(n.in))
 		for j, in := range n.in {
-			ins[j] = in.name
+			ins[j] = in.shown()
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i, n.name, n.op.Name(),
 			strings.Join(types, " "), p.places[n], sizeText(n.typ.Bytes()), flopsText(s.FLOPs), strings.Join(ins, " "))
 	}
 	w.Flush() // a Builder does not fail
 	return strings.TrimRight(sb.String(), "\n") + "\n"
+}
+
+// shown is the name by which a plan lists an input: the first result of an op goes
+// by the op's own name, so that a pass that adds results changes no other line.
+func (n *Node) shown() string {
+	if r, ok := n.op.(result); ok && r.Index == 0 {
+		return n.in[0].name
+	}
+	return n.name
 }
 
 func (pl Place) String() string {
