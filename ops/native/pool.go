@@ -8,6 +8,7 @@ package native
 
 import (
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 )
@@ -186,6 +187,7 @@ func (w *workers) grow() {
 	for w.running.Load() < int64(Workers()-1) {
 		w.running.Add(1)
 		go func() {
+			debug.SetPanicOnFault(true) // a weight whose file was cut short is a panic, which the caller gets
 			for b := range w.queue {
 				b.work()
 				b.release()
