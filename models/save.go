@@ -98,17 +98,6 @@ func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 	}
 }
 
-// Entries are the weights among params, to be saved as they are stored.
-func Entries(params []*graph.Param) iter.Seq[checkpoint.Entry] {
-	return func(yield func(checkpoint.Entry) bool) {
-		for _, p := range params {
-			if !p.State && !yield(entry(p.Name, p.Tensor())) {
-				return
-			}
-		}
-	}
-}
-
 // entry is a tensor to be saved as it is stored.
 func entry(name string, t graph.Tensor) checkpoint.Entry {
 	switch t.DType {

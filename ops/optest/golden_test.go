@@ -28,14 +28,10 @@ type golden struct {
 	NotTrained    []string           `json:"not_trained"`
 }
 
-// openGolden reads a folder of shared/golden/models beside the repository; the
-// test is skipped on a machine without it.
+// openGolden reads one of the golden checkpoints of package models.
 func openGolden(t *testing.T, model string, config any) (golden, map[string][]float64) {
 	t.Helper()
-	dir := filepath.Join("..", "..", "..", "shared", "golden", "models", model)
-	if _, err := os.Stat(dir); err != nil {
-		t.Skipf("skipped: the golden checkpoints are not on this machine (%v)", err)
-	}
+	dir := filepath.Join("..", "..", "models", "testdata", "golden", model)
 	read := func(name string, into any) {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		require.NoError(t, err)
