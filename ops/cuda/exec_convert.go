@@ -52,7 +52,7 @@ func widen(dst, src []byte, dt DType) {
 
 // converted is a float value in the given type: its own memory where it has that type already.
 func converted(t graph.Tensor, dt DType) []byte {
-	have := map[dtype.DType]DType{dtype.Float32: F32, dtype.BFloat16: BF16, dtype.Float16: F16}[t.DType]
+	have := map[dtype.DType]DType{dtype.Float32: F32, dtype.BFloat16: BF16, dtype.Float16: F16, dtype.Float8E4M3: E4M3, dtype.Float8E5M2: E5M2}[t.DType]
 	if have == dt {
 		return t.Bytes()
 	}

@@ -355,7 +355,7 @@ func (p *program) read(op string, n *graph.Node, dt DType) (Pointer, error) {
 	return p.pointer(n), nil
 }
 
-// stateType is the type that a state has on the device: float32 becomes the compute dtype.
+// stateType is the type that a state has on the device: float32 becomes the compute dtype, others stay.
 func stateType(p *graph.Param, compute DType) (DType, bool) {
 	switch p.Type.DType {
 	case dtype.Float32:
@@ -364,6 +364,8 @@ func stateType(p *graph.Param, compute DType) (DType, bool) {
 		return BF16, true
 	case dtype.Float16:
 		return F16, true
+	case dtype.Float8E4M3:
+		return E4M3, true
 	}
 	return 0, false
 }

@@ -24,6 +24,8 @@ const (
 	BF16 DType = iota
 	F16
 	F32
+	E4M3 // codes; their steps lie elsewhere
+	E5M2
 )
 
 // String is the suffix of the kernel names.
@@ -35,14 +37,21 @@ func (t DType) String() string {
 		return "f16"
 	case F32:
 		return "f32"
+	case E4M3:
+		return "e4m3"
+	case E5M2:
+		return "e5m2"
 	}
 	return fmt.Sprintf("DType(%d)", uint8(t))
 }
 
 // Size is the number of bytes of one element.
 func (t DType) Size() int {
-	if t == F32 {
+	switch t {
+	case F32:
 		return 4
+	case E4M3, E5M2:
+		return 1
 	}
 	return 2
 }
