@@ -5,7 +5,6 @@ package models
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 
@@ -89,11 +88,11 @@ func (o *Opened) openGGUF(kept storage) error {
 	if ck.Format() != "gguf" {
 		return errors.Join(fail(errors.New("neither a folder with a config.json nor a GGUF file")), ck.Close())
 	}
-	o.Metadata = ck.Metadata()
 	c, err := ggufConfig(ck)
 	if err != nil {
 		return errors.Join(fail(err), ck.Close())
 	}
+	o.Metadata = ck.TakeMetadata()
 	form := architectures[c.Type].gguf
 	if o.Transformer, o.Report, err = load(c, &source{ck: ck, gguf: form, kept: kept}); err != nil {
 		return fail(err)
@@ -103,7 +102,6 @@ func (o *Opened) openGGUF(kept storage) error {
 			return fail(err)
 		}
 		// The tokenizer has them; they are most of the header.
-		o.Metadata = maps.Clone(o.Metadata)
 		for _, key := range []string{"tokens", "merges", "scores", "token_type"} {
 			delete(o.Metadata, "tokenizer.ggml."+key)
 		}

@@ -120,6 +120,14 @@ func (c *Checkpoint) Format() string { return c.format }
 // It must not be changed.
 func (c *Checkpoint) Metadata() Metadata { return c.metadata }
 
+// TakeMetadata is Metadata for a caller who will change it: the checkpoint keeps
+// none, so that what the caller drops leaves memory.
+func (c *Checkpoint) TakeMetadata() Metadata {
+	m := c.metadata
+	c.metadata = nil
+	return m
+}
+
 // Tensors lists all tensors in the order of their bytes, file by file. The
 // slice must not be changed.
 func (c *Checkpoint) Tensors() []*Tensor { return c.tensors }

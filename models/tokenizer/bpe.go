@@ -84,6 +84,15 @@ func newBPE(c bpeConfig) (*bpe, error) {
 	if !m.rawBytes && c.prefix == "" && c.suffix == "" && !c.ignoreMerges && c.byteFallback && allBytes {
 		m.adjacent = adjacentCharacters(c.vocab)
 	}
+	if !m.rawBytes && c.prefix == "" && c.suffix == "" && !c.ignoreMerges {
+		// Characters alone are looked up; the whole map need not stay in memory.
+		m.words = map[string]int32{}
+		for token, id := range c.vocab {
+			if utf8.RuneCountInString(token) == 1 {
+				m.words[token] = id
+			}
+		}
+	}
 	return m, nil
 }
 

@@ -8,7 +8,7 @@ package tokenizer
 func Byte() *Tokenizer {
 	t := &Tokenizer{
 		enc:     byteEncoder{},
-		vocab:   newVocabulary(),
+		vocab:   newVocabulary(256),
 		special: noSpecialIDs(),
 		decode: func(eager bool) []stage {
 			if eager {

@@ -14,7 +14,7 @@ import (
 type GGUF struct {
 	Model  string    // model: gpt2 (byte-level BPE), llama (SentencePiece BPE), t5 (unigram)
 	Pre    string    // pre: name of the pre-tokenizer, for gpt2
-	Tokens []string  // tokens
+	Tokens []string  // tokens; the tokenizer keeps the list
 	Scores []float32 // scores, for llama and t5
 	Types  []int32   // token_type; empty: all normal
 	Merges []string  // merges, for gpt2
@@ -66,10 +66,9 @@ func (g *GGUF) typeOf(id int) pieceType {
 // base is a tokenizer with vocabulary, roles and added tokens. bos and eos
 // tell whether they are added where the file does not say.
 func (g *GGUF) base(p *pipeline, bos, eos bool) (*Tokenizer, error) {
-	t := &Tokenizer{enc: p, vocab: newVocabulary(), special: noSpecialIDs()}
+	t := &Tokenizer{enc: p, vocab: listed(g.Tokens), special: noSpecialIDs()}
 	var added []addedToken
 	for id, token := range g.Tokens {
-		t.vocab.add(token, int32(id))
 		switch kind := g.typeOf(id); kind {
 		case controlPiece, userPiece:
 			if token != "" {
@@ -176,7 +175,7 @@ func (g *GGUF) byteLevel() (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer.ggml.merges: %w", err)
 	}
-	m, err := newBPE(bpeConfig{vocab: t.vocab.ids, merges: merges, byteLevel: true, ignoreMerges: pre.ignoreMerges})
+	m, err := newBPE(bpeConfig{vocab: places(g.Tokens), merges: merges, byteLevel: true, ignoreMerges: pre.ignoreMerges})
 	if err != nil {
 		return nil, err
 	}

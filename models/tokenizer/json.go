@@ -37,7 +37,7 @@ func FromJSON(data []byte) (*Tokenizer, error) {
 
 func (f *fileJSON) build() (*Tokenizer, error) {
 	p := &pipeline{}
-	t := &Tokenizer{enc: p, vocab: newVocabulary(), special: noSpecialIDs()}
+	t := &Tokenizer{enc: p, vocab: newVocabulary(0), special: noSpecialIDs()}
 	var err error
 	for name, raw := range map[string]json.RawMessage{
 		"normalizer": f.Normalizer, "pre_tokenizer": f.PreTokenizer,

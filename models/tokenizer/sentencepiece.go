@@ -32,9 +32,8 @@ func FromSentencePiece(data []byte) (*Tokenizer, error) {
 }
 
 func (m *spModel) tokenizer() (*Tokenizer, error) {
-	t := &Tokenizer{vocab: newVocabulary(), special: noSpecialIDs()}
-	for i, piece := range m.pieces {
-		t.vocab.add(piece, int32(i))
+	t := &Tokenizer{vocab: listed(m.pieces), special: noSpecialIDs()}
+	for i := range m.pieces {
 		switch m.types[i] {
 		case controlPiece:
 			t.vocab.special[int32(i)] = true
