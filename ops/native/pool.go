@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Float is the element type of a body: float32 in use, float64 in the tests
@@ -131,7 +132,21 @@ func (b *batch) one(i int) {
 	b.unit(i)
 }
 
-func (b *batch) wait() { <-b.done }
+// wait returns when all units are done: most often the last one is, or will be
+// soon, so it looks before it sleeps.
+func (b *batch) wait() {
+	for s := newSpin(); ; {
+		select {
+		case <-b.done:
+			return
+		default:
+		}
+		if !s.again() {
+			<-b.done
+			return
+		}
+	}
+}
 
 // release drops one reference; the last one hands the call back.
 func (b *batch) release() {
@@ -188,12 +203,53 @@ func (w *workers) grow() {
 		w.running.Add(1)
 		go func() {
 			debug.SetPanicOnFault(true) // a weight whose file was cut short is a panic, which the caller gets
-			for b := range w.queue {
+			for {
+				b := w.next()
 				b.work()
 				b.release()
 			}
 		}()
 	}
+}
+
+// next is the next batch that wants help. The launches of a plan follow each
+// other within microseconds, and to wake a sleeping thread takes tens: a helper
+// looks for work for a while before it sleeps.
+func (w *workers) next() *batch {
+	for s := newSpin(); ; {
+		select {
+		case b := <-w.queue:
+			return b
+		default:
+		}
+		if !s.again() {
+			return <-w.queue
+		}
+	}
+}
+
+// spin is a wait that holds its core.
+type spin struct {
+	n     int
+	start time.Time
+	limit time.Duration
+}
+
+const spinFor = 100 * time.Microsecond
+
+// newSpin begins a wait of spinFor, or of nothing where the workers have to share
+// the processors: there the one that is waited for may need this one.
+func newSpin() spin {
+	if runtime.GOMAXPROCS(0) < Workers() {
+		return spin{}
+	}
+	return spin{start: time.Now(), limit: spinFor}
+}
+
+// again says that there is time left.
+func (s *spin) again() bool {
+	s.n++
+	return s.limit > 0 && (s.n%32 != 0 || time.Since(s.start) < s.limit)
 }
 
 // scratch is a free list of buffers, shared by the calls of one process.
