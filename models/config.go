@@ -42,6 +42,7 @@ type Config struct {
 	Global     []bool  // by layer: no window; nil: every layer has it
 	LocalTheta float64 // base of the rotation of layers with the window, without scaling; 0: as the others
 	Scale      float64 // of the scores; 0: 1/sqrt(HeadDim)
+	LogitCap   float64 // logits stay softly within it (ops.Softcap); 0: no bound
 
 	Experts *Experts // nil: the gated unit in every layer
 	Latent  *Latent  // nil: keys and values are projected at once
@@ -157,6 +158,8 @@ func (c Config) Check() error {
 		return fmt.Errorf("NoRope has %d entries, num_hidden_layers is %d", len(c.NoRope), c.Layers)
 	case c.LocalTheta < 0:
 		return fmt.Errorf("the local rope_theta must be 0 or above, got %g", c.LocalTheta)
+	case !(c.LogitCap >= 0) || math.IsInf(c.LogitCap, 0):
+		return fmt.Errorf("final_logit_softcapping must be above 0, or null, got %g", c.LogitCap)
 	case !(c.Scale >= 0) || math.IsInf(c.Scale, 0):
 		return fmt.Errorf("the scale of the scores must be 0 (1/sqrt(head_dim)) or above, got %g", c.Scale)
 	}
@@ -191,7 +194,8 @@ func (c *Config) WindowOf(layer int) int {
 }
 
 // rotary is the table's configuration for the first n positions, of the layers
-// with a rotation of their own or of the others.
+// with a rotation of their own or of the others. Scalings that depend on the
+// length of the sequence are those of n tokens.
 func (c *Config) rotary(n int, local bool) native.RotaryConfig {
 	if local {
 		return native.RotaryConfig{Dim: c.HeadDim, Base: c.LocalTheta, Positions: n}
@@ -200,7 +204,9 @@ func (c *Config) rotary(n int, local bool) native.RotaryConfig {
 	if c.Latent != nil {
 		dim = c.Latent.Rope
 	}
-	return native.RotaryConfig{Dim: dim, Base: c.RopeTheta, Positions: n, Scaling: c.RopeScale}
+	scaling := c.RopeScale
+	scaling.Length = n
+	return native.RotaryConfig{Dim: dim, Base: c.RopeTheta, Positions: n, Scaling: scaling}
 }
 
 // Write writes config.json in the spelling that every release of transformers

@@ -29,6 +29,7 @@ type file struct {
 	RopeTheta        *float64 `json:"rope_theta,omitempty"`
 	RopeLocalTheta   *float64 `json:"rope_local_base_freq,omitempty"`
 	RopeScaling      *rope    `json:"rope_scaling"`
+	Original         *int     `json:"original_max_position_embeddings,omitempty"` // here in some files, and then it counts
 	RopeParameters   *rope    `json:"rope_parameters,omitempty"`
 	PartialRotary    *float64 `json:"partial_rotary_factor,omitempty"`
 	Tied             bool     `json:"tie_word_embeddings"`
@@ -55,9 +56,9 @@ type file struct {
 	ExpertCount   int     `json:"num_experts,omitempty"`
 	LocalExperts  int     `json:"num_local_experts,omitempty"`
 	RoutedExperts int     `json:"n_routed_experts,omitempty"`
-	SharedExperts int     `json:"n_shared_experts,omitempty"`
+	SharedExperts *int    `json:"n_shared_experts,omitempty"`
 	TopK          *int    `json:"num_experts_per_tok,omitempty"`
-	NormTopK      bool    `json:"norm_topk_prob,omitempty"`
+	NormTopK      *bool   `json:"norm_topk_prob,omitempty"`
 	RoutedScale   float64 `json:"routed_scaling_factor,omitempty"`
 	Groups        *int    `json:"n_group,omitempty"`
 	TopGroups     *int    `json:"topk_group,omitempty"`
@@ -67,7 +68,7 @@ type file struct {
 	NextLayers    int     `json:"num_nextn_predict_layers,omitempty"`
 
 	// Latent attention.
-	QRank       *int  `json:"q_lora_rank,omitempty"`
+	QRank       *rank `json:"q_lora_rank,omitempty"`
 	KVRank      int   `json:"kv_lora_rank,omitempty"`
 	RopeHeadDim int   `json:"qk_rope_head_dim,omitempty"`
 	NopeHeadDim int   `json:"qk_nope_head_dim,omitempty"`
@@ -112,6 +113,16 @@ func (r *rope) kind() string {
 		return r.Type
 	}
 	return r.OldType
+}
+
+// rank is a number above 0, or null: a file that leaves it out says something else.
+type rank int
+
+func (r rank) MarshalJSON() ([]byte, error) {
+	if r == 0 {
+		return []byte("null"), nil
+	}
+	return json.Marshal(int(r))
 }
 
 // tokenIDs is a token id, or a list of them.
@@ -234,8 +245,17 @@ func (f *file) rope(c *Config) error {
 	if kind := r.kind(); kind == "" || kind == "default" {
 		return nil
 	}
+	original := r.Original
+	switch r.kind() {
+	case "llama3", "yarn", "longrope":
+		if f.Original != nil {
+			original = *f.Original
+		} else if original == 0 {
+			original = c.Context
+		}
+	}
 	c.RopeScale = native.RotaryScaling{
-		Type: r.kind(), Factor: r.Factor, OriginalPositions: r.Original, ModelPositions: c.Context, Length: c.Context,
+		Type: r.kind(), Factor: r.Factor, OriginalPositions: original, ModelPositions: c.Context,
 		LowFrequency: r.LowFactor, HighFrequency: r.HighFactor, BetaFast: r.BetaFast, BetaSlow: r.BetaSlow,
 		AttentionFactor: r.Attention, MScale: r.MScale, MScaleAllDim: r.MScaleAll,
 		NoTruncate: r.Truncate != nil && !*r.Truncate, ShortFactors: r.Short, LongFactors: r.Long,

@@ -16,35 +16,34 @@ var deepseek3 = architecture{
 	defaults: func() file {
 		return file{
 			HiddenAct: "silu", RMSNormEps: 1e-6, MaxPositions: 4096, RopeTheta: new(1e4),
-			ExpertFFN: 2048, SharedExperts: 1, RoutedExperts: 256, RoutedScale: 2.5, TopK: new(8), Groups: new(8), TopGroups: new(4), NormTopK: true,
-			DenseFirst: new(3), KVRank: 512, QRank: new(1536), RopeHeadDim: 64, NopeHeadDim: 128, VHeadDim: new(128), Interleave: new(true),
+			ExpertFFN: 2048, SharedExperts: new(1), RoutedExperts: 256, RoutedScale: 2.5, TopK: new(8), Groups: new(8), TopGroups: new(4), NormTopK: new(true),
+			DenseFirst: new(3), KVRank: 512, QRank: new(rank(1536)), RopeHeadDim: 64, NopeHeadDim: 128, VHeadDim: new(128), Interleave: new(true),
 		}
 	},
 	read: func(f *file, c *Config) error {
 		switch {
-		case f.Interleave != nil && !*f.Interleave:
-			return fmt.Errorf("rope_interleave false is not supported (supported: true)")
 		case f.Scoring != "" && f.Scoring != "sigmoid":
 			return fmt.Errorf("scoring_func %q is not supported (supported: sigmoid)", f.Scoring)
 		case f.TopKMethod != "" && f.TopKMethod != "noaux_tc":
 			return fmt.Errorf("topk_method %q is not supported (supported: noaux_tc)", f.TopKMethod)
 		case f.MoEFrequency > 1:
 			return fmt.Errorf("moe_layer_freq %d is not supported (supported: 1)", f.MoEFrequency)
-		case f.SharedExperts < 0 || f.SharedExperts > 1<<16:
-			return fmt.Errorf("n_shared_experts must be 0 to 65536, got %d", f.SharedExperts)
+		case orZero(f.SharedExperts) < 0 || orZero(f.SharedExperts) > 1<<16:
+			return fmt.Errorf("n_shared_experts must be 0 to 65536, got %d", orZero(f.SharedExperts))
 		}
 		c.QKVBias, c.OutputBias = f.AttentionBias, f.AttentionBias
 		c.readLatent(f)
+		c.Latent.Halves = f.Interleave != nil && !*f.Interleave
 		c.Scale = 1 / math.Sqrt(float64(c.HeadDim))
 		if s := c.RopeScale; s.MScaleAllDim != 0 && s.Factor > 1 {
 			m := 0.1*s.MScaleAllDim*math.Log(s.Factor) + 1
 			c.Scale *= m * m
 		}
 		e := Experts{
-			FFN: f.ExpertFFN, Shared: f.SharedExperts * f.ExpertFFN, Bias: true,
+			FFN: f.ExpertFFN, Shared: orZero(f.SharedExperts) * f.ExpertFFN, Bias: true,
 			Router: ops.Router{
 				Experts: f.experts(), TopK: f.topK(), Groups: orZero(f.Groups), KeepGroups: orZero(f.TopGroups),
-				Sigmoid: true, Renormalize: f.NormTopK, Scale: f.RoutedScale,
+				Sigmoid: true, Renormalize: f.NormTopK == nil || *f.NormTopK, Scale: f.RoutedScale,
 			},
 		}
 		for l := range c.Layers {
@@ -55,13 +54,10 @@ var deepseek3 = architecture{
 	},
 	write: func(f *file, c *Config) {
 		e, a := c.Experts, c.Latent
-		f.AttentionBias, f.Interleave, f.HeadDim = c.QKVBias, new(true), nil
-		f.KVRank, f.QRank, f.RopeHeadDim, f.NopeHeadDim, f.VHeadDim = a.KVRank, nil, a.Rope, a.Nope, &a.V
-		if a.QRank > 0 {
-			f.QRank = &a.QRank
-		}
-		f.ExpertFFN, f.SharedExperts, f.RoutedExperts, f.RoutedScale = e.FFN, e.Shared/e.FFN, e.Router.Experts, e.Router.Scale
-		f.TopK, f.NormTopK, f.Groups, f.TopGroups = &e.Router.TopK, e.Router.Renormalize, &e.Router.Groups, &e.Router.KeepGroups
+		f.AttentionBias, f.Interleave, f.HeadDim = c.QKVBias, new(!a.Halves), nil
+		f.KVRank, f.QRank, f.RopeHeadDim, f.NopeHeadDim, f.VHeadDim = a.KVRank, new(rank(a.QRank)), a.Rope, a.Nope, &a.V
+		f.ExpertFFN, f.SharedExperts, f.RoutedExperts, f.RoutedScale = e.FFN, new(e.Shared/e.FFN), e.Router.Experts, e.Router.Scale
+		f.TopK, f.NormTopK, f.Groups, f.TopGroups = &e.Router.TopK, &e.Router.Renormalize, &e.Router.Groups, &e.Router.KeepGroups
 		dense := 0
 		for dense < len(e.Dense) && e.Dense[dense] {
 			dense++
@@ -76,11 +72,11 @@ var deepseek3 = architecture{
 
 // readLatent takes the sizes of latent attention.
 func (c *Config) readLatent(f *file) {
-	c.Latent = &Latent{QRank: orZero(f.QRank), KVRank: f.KVRank, Nope: f.NopeHeadDim, Rope: f.RopeHeadDim, V: orZero(f.VHeadDim)}
+	c.Latent = &Latent{QRank: int(orZero(f.QRank)), KVRank: f.KVRank, Nope: f.NopeHeadDim, Rope: f.RopeHeadDim, V: orZero(f.VHeadDim)}
 	c.HeadDim, c.KVHeads = f.NopeHeadDim+f.RopeHeadDim, c.Heads
 }
 
-func orZero(v *int) int {
+func orZero[T int | rank](v *T) T {
 	if v == nil {
 		return 0
 	}

@@ -26,8 +26,8 @@ var gemma3 = architecture{
 		switch {
 		case f.AttentionSoftcap != nil:
 			return fmt.Errorf("attn_logit_softcapping %g is not supported (supported: null)", *f.AttentionSoftcap)
-		case f.FinalSoftcap != nil:
-			return fmt.Errorf("final_logit_softcapping %g is not supported (supported: null)", *f.FinalSoftcap)
+		case f.FinalSoftcap != nil && !(*f.FinalSoftcap > 0):
+			return fmt.Errorf("final_logit_softcapping must be above 0, or null, got %g", *f.FinalSoftcap)
 		case f.Bidirectional:
 			return errors.New("use_bidirectional_attention true is not supported")
 		case !(f.QueryScalar > 0):
@@ -38,6 +38,9 @@ var gemma3 = architecture{
 		c.QKNorm = true
 		c.QKVBias, c.OutputBias = f.AttentionBias, f.AttentionBias
 		c.Scale = 1 / math.Sqrt(f.QueryScalar)
+		if f.FinalSoftcap != nil {
+			c.LogitCap = *f.FinalSoftcap
+		}
 		if f.RopeLocalTheta != nil {
 			c.LocalTheta = *f.RopeLocalTheta
 		}
@@ -58,6 +61,9 @@ var gemma3 = architecture{
 			f.QueryScalar = n // it is a whole number in every published config
 		}
 		f.RopeLocalTheta = &c.LocalTheta
+		if c.LogitCap > 0 {
+			f.FinalSoftcap = &c.LogitCap
+		}
 		f.setWindows(c)
 	},
 	gelu:       true,

@@ -206,7 +206,7 @@ func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotarySc
 	switch kind := orElse(k, "rope.scaling.type", k.string, "none"); kind {
 	case "none":
 	case "linear", "yarn":
-		s = native.RotaryScaling{Type: kind, ModelPositions: c.Context, Length: c.Context}
+		s = native.RotaryScaling{Type: kind, ModelPositions: c.Context}
 		s.Factor = k.float("rope.scaling.factor")
 		s.OriginalPositions = orElse(k, "rope.scaling.original_context_length", k.int, 0)
 		s.BetaFast = tidy(orElse(k, "rope.scaling.yarn_beta_fast", k.float, 0))
@@ -230,7 +230,7 @@ func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotarySc
 	if err := t.Float32(factors); err != nil {
 		return s, err
 	}
-	s = native.RotaryScaling{Type: "longrope", Factor: 1, AttentionFactor: 1, OriginalPositions: c.Context, ModelPositions: c.Context, Length: c.Context}
+	s = native.RotaryScaling{Type: "longrope", Factor: 1, AttentionFactor: 1, OriginalPositions: c.Context, ModelPositions: c.Context}
 	for _, x := range factors {
 		s.ShortFactors = append(s.ShortFactors, float64(x))
 	}

@@ -45,8 +45,11 @@ func goldenFolders(t *testing.T) []string {
 	t.Helper()
 	dirs, err := filepath.Glob("testdata/golden/*")
 	require.NoError(t, err)
+	variants, err := filepath.Glob("testdata/variants/*")
+	require.NoError(t, err)
 	require.NotEmpty(t, dirs)
-	return dirs
+	require.NotEmpty(t, variants)
+	return append(dirs, variants...)
 }
 
 func readGolden(t *testing.T, dir string) golden {

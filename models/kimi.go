@@ -45,9 +45,7 @@ var kimiLinear = architecture{
 		a := c.Latent
 		f.setDelta(c.Delta)
 		f.KVRank, f.RopeHeadDim, f.NopeHeadDim, f.VHeadDim = a.KVRank, a.Rope, a.Nope, &a.V
-		if a.QRank > 0 {
-			f.QRank = &a.QRank
-		}
+		f.QRank = new(rank(a.QRank))
 		if c.Experts != nil {
 			f.setKimiExperts(c.Experts)
 		}

@@ -14,8 +14,9 @@ import (
 // token. The heads of queries and keys are Nope numbers without and Rope numbers
 // with a rotation. Source: DeepSeek-V2 (arXiv:2405.04434).
 type Latent struct {
-	QRank, KVRank int // widths of the small vectors; QRank 0: queries are projected at once
-	Nope, Rope, V int // of a head
+	QRank, KVRank int  // widths of the small vectors; QRank 0: queries are projected at once
+	Nope, Rope, V int  // of a head
+	Halves        bool // the rotated part pairs its halves, not its neighbours
 }
 
 func (a *Latent) check() error {

@@ -20,6 +20,7 @@ import (
 // LoadReport says what loading did beyond copying tensors of the same name.
 type LoadReport struct {
 	Tied    string   // the tensor that serves as table and head, when they are tied
+	Untied  string   // the head, where the config ties it to a table that differs: it is kept as it is
 	Ignored []string // tensors that hold nothing of the model's own
 }
 
@@ -145,6 +146,9 @@ func load(c Config, s *source) (m *Transformer, report LoadReport, err error) {
 // assign gives the model its parameters, read from a checkpoint.
 func (m *Transformer) assign(s *source) (LoadReport, error) {
 	var report LoadReport
+	if err := m.untie(s, &report); err != nil {
+		return report, err
+	}
 	// A model without weights says what there must be; nothing is allocated.
 	plain, err := New(m.Config)
 	if err != nil {
@@ -205,15 +209,6 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			unexpected = append(unexpected, t.Name())
 		}
 	}
-	if m.Config.Tied && hasHead && len(from[tableName]) == 1 && head != from[tableName][0] {
-		same, err := equalBytes(head, from[tableName][0])
-		if err != nil {
-			return report, err
-		}
-		if !same {
-			return report, fmt.Errorf("tie_word_embeddings is true, but %s and %s differ", from[tableName][0].Name(), head.Name())
-		}
-	}
 	for _, x := range []struct {
 		what string
 		list []string
@@ -255,6 +250,21 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		p.Touch()
 	}
 	return report, nil
+}
+
+// untie takes back tie_word_embeddings where the file has a table and another
+// head: transformers ties them only if they are equal.
+func (m *Transformer) untie(s *source, report *LoadReport) error {
+	table, hasTable := s.lookup(tableName)
+	head, hasHead := s.lookup(headName)
+	if !m.Config.Tied || !hasTable || !hasHead {
+		return nil
+	}
+	same, err := equalBytes(head, table)
+	if err == nil && !same {
+		m.Config.Tied, report.Untied = false, head.Name()
+	}
+	return err
 }
 
 // equalBytes compares two tensors as they are stored.

@@ -50,8 +50,7 @@ const (
 // and decode are the same graph. Recurrent states ("state.<layer>. ...") are
 // moved on in their slots.
 func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
-	c := m.Config
-	layers, err := m.reaches(min(c.Context, s.Pages*s.PageSize)) // no request has more tokens
+	layers, err := m.reaches(m.positions(s), true)
 	if err != nil {
 		return b.Fail(err)
 	}
@@ -69,6 +68,21 @@ func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 	// Rows of a table are read by index: the last row of each request.
 	last := ops.Embedding(ints(PackedLastRows, s.Requests), hidden)
 	return m.Head(b, last)
+}
+
+// positions is how many a request can have.
+func (m *Transformer) positions(s Packed) int { return min(m.Config.Context, s.Pages*s.PageSize) }
+
+// FirstPosition is what a graph of that shape takes as the position of the first
+// token of a request whose prompt has so many: 0, or, where a rotation depends
+// on the length of the sequence (longrope) and the prompt is a long one, that of
+// the table of long sequences. A request that grows long goes on with the keys
+// that it has, as published code does.
+func (m *Transformer) FirstPosition(s Packed, prompt int) int {
+	if n := m.positions(s); m.Config.longer(n) && prompt > m.Config.RopeScale.OriginalPositions {
+		return n
+	}
+	return 0
 }
 
 // paged mixes packed tokens with what pages and slots hold of their requests.
@@ -96,12 +110,18 @@ func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
 
 // Latent keeps the latents in pages, one head of them, and lets the queries meet
 // them as they are: neither keys nor values are formed. Where that cannot be,
-// since the shared part is rotated, the latents are too wide, the weight is stored in another type or has an adapter, it keeps keys and values.
+// since the latents are too wide, the weight is stored in another type or has an
+// adapter, it keeps keys and values.
 func (p *paged) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {
 	r := p.layers[l]
-	if r.table != nil || a.KVRank+a.Rope > ops.MaxPagedHeadDim || w.Type().DType != p.b.Float() || adapted(w) {
+	if a.KVRank+a.Rope > ops.MaxPagedHeadDim || w.Type().DType != p.b.Float() || adapted(w) {
 		k, v := a.expand(q, latent, shared, w)
 		return p.Attention(l, q, k, v)
+	}
+	q = r.turn(q, p.pos)
+	if r.shared != nil {
+		turned := ops.Rotary(ops.Reshape(shared, shared.Dim(0), 1, a.Rope), p.pos, r.shared, r.pairing)
+		shared = ops.Reshape(turned, shared.Dim(0), a.Rope)
 	}
 	one := func(x *graph.Node) *graph.Node { return ops.Reshape(x, x.Dim(0), 1, x.Dim(1)) }
 	kp := p.append(fmt.Sprintf(PagePools+"%d.k", l), one(ops.Join(latent, shared)))

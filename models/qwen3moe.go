@@ -27,7 +27,7 @@ var qwen3Moe = architecture{
 		if f.SparseStep < 1 {
 			return fmt.Errorf("decoder_sparse_step must be 1 or more, got %d", f.SparseStep)
 		}
-		e := Experts{FFN: f.ExpertFFN, Router: ops.Router{Experts: f.experts(), TopK: f.topK(), Renormalize: f.NormTopK}}
+		e := Experts{FFN: f.ExpertFFN, Router: ops.Router{Experts: f.experts(), TopK: f.topK(), Renormalize: f.NormTopK != nil && *f.NormTopK}}
 		for l := range c.Layers {
 			e.Dense = append(e.Dense, (l+1)%f.SparseStep != 0 || slices.Contains(f.DenseLayers, l))
 		}
@@ -40,7 +40,7 @@ var qwen3Moe = architecture{
 		if c.Window > 0 {
 			f.UseSlidingWindow, f.SlidingWindow = true, &c.Window
 		}
-		f.ExpertFFN, f.ExpertCount, f.TopK, f.NormTopK, f.SparseStep = e.FFN, e.Router.Experts, &e.Router.TopK, e.Router.Renormalize, 1
+		f.ExpertFFN, f.ExpertCount, f.TopK, f.NormTopK, f.SparseStep = e.FFN, e.Router.Experts, &e.Router.TopK, &e.Router.Renormalize, 1
 		for l, dense := range e.Dense {
 			if dense {
 				f.DenseLayers = append(f.DenseLayers, l)

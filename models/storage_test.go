@@ -84,7 +84,7 @@ func TestSaveIsWhatWasOpened(t *testing.T) {
 			o, err := models.Open(dir)
 			require.NoError(t, err)
 			to := filepath.Join(t.TempDir(), "saved")
-			require.NoError(t, o.Save(to, models.Shards(100_000)))
+			require.NoError(t, o.Save(to, models.Shards(5_000)))
 			shards, err := filepath.Glob(filepath.Join(to, "model-*.safetensors"))
 			require.NoError(t, err)
 			require.Greater(t, len(shards), 1)
@@ -122,7 +122,7 @@ func TestTransformersOpensWhatWeSave(t *testing.T) {
 		o, err := models.Open(dir)
 		require.NoError(t, err)
 		to := filepath.Join(t.TempDir(), filepath.Base(dir))
-		require.NoError(t, o.Save(to, models.Shards(100_000)))
+		require.NoError(t, o.Save(to, models.Shards(5_000)))
 		args = append(args, dir, to)
 	}
 	out, err := exec.Command(python, args...).CombinedOutput()

@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 
@@ -54,10 +55,12 @@ func (m *Transformer) Close() error {
 // Params holds the weights, shared by every graph of the model.
 func (m *Transformer) Params() *graph.Params { return m.params }
 
-// tableKey names a rotary table: its length, and which of the two rotations.
+// tableKey names a rotary table: its length, and which of the rotations.
 type tableKey struct {
 	positions int
-	local     bool
+	local     bool // of the layers with a base of their own
+	twice     bool // short, then long: see paged tables
+	shared    bool // of the part of latent keys that heads share, without the rest of a head
 }
 
 func (m *Transformer) table(k tableKey) (*ops.RotaryTable, error) {
@@ -66,42 +69,82 @@ func (m *Transformer) table(k tableKey) (*ops.RotaryTable, error) {
 	if t := m.tables[k]; t != nil {
 		return t, nil
 	}
-	t, err := ops.NewRotaryTable(m.Config.rotary(k.positions, k.local))
+	t, err := m.Config.table(k)
 	if err != nil {
 		return nil, err
 	}
-	if a := m.Config.Latent; a != nil {
-		t = latentTable(t, a.Nope)
-	}
 	m.tables[k] = t
 	return t, nil
+}
+
+func (c *Config) table(k tableKey) (*ops.RotaryTable, error) {
+	t, err := ops.NewRotaryTable(c.rotary(k.positions, k.local))
+	if err != nil {
+		return nil, err
+	}
+	if k.twice && !k.local {
+		// Rows up to the original length as short sequences have them, the others
+		// and all of the second part as long ones.
+		original := c.RopeScale.OriginalPositions
+		short, err := ops.NewRotaryTable(c.rotary(original, false))
+		if err != nil {
+			return nil, err
+		}
+		t = &ops.RotaryTable{Positions: 2 * k.positions, Width: t.Width, Cos: twice(short.Cos, t.Cos), Sin: twice(short.Sin, t.Sin)}
+	}
+	if a := c.Latent; a != nil && !a.Halves && !k.shared {
+		t = latentTable(t, a.Nope)
+	}
+	return t, nil
+}
+
+// twice is short, what long has behind it, and long.
+func twice(short, long []float32) []float32 {
+	return slices.Concat(short, long[len(short):], long)
+}
+
+// longer reports that sequences up to n tokens meet two rotations: longrope has
+// one for those within the original length and one for the others.
+func (c *Config) longer(n int) bool {
+	return c.RopeScale.Type == "longrope" && n > c.RopeScale.OriginalPositions && c.RopeScale.OriginalPositions > 0
 }
 
 // reach is how far the attention of one layer sees and how it turns heads.
 type reach struct {
 	table   *ops.RotaryTable // nil: no rotation
 	pairing native.RotaryPairing
+	still   int              // numbers at the front of a head that the table leaves out
+	shared  *ops.RotaryTable // of the part of latent keys that heads share
 	window  int
 	scale   float64
 }
 
-// reaches lists the layers' for sequences of n tokens.
-func (m *Transformer) reaches(n int) ([]reach, error) {
+// reaches lists the layers' for sequences of n tokens, or, paged, of up to n.
+func (m *Transformer) reaches(n int, paged bool) ([]reach, error) {
 	c := &m.Config
 	rs := make([]reach, c.Layers)
 	for l := range rs {
 		rs[l] = reach{pairing: ops.Half, window: c.WindowOf(l), scale: c.Scale}
-		if c.Latent != nil {
-			rs[l].pairing = ops.Interleaved
-		}
 		if c.NoRope != nil && c.NoRope[l] {
 			continue
 		}
-		t, err := m.table(tableKey{n, c.LocalTheta > 0 && rs[l].window > 0})
-		if err != nil {
+		k := tableKey{positions: n, local: c.LocalTheta > 0 && rs[l].window > 0, twice: paged && c.longer(n)}
+		var err error
+		if a := c.Latent; a != nil {
+			if a.Halves {
+				rs[l].still = a.Nope
+			} else {
+				rs[l].pairing = ops.Interleaved
+			}
+			shared := k
+			shared.shared = true
+			if rs[l].shared, err = m.table(shared); err != nil {
+				return nil, err
+			}
+		}
+		if rs[l].table, err = m.table(k); err != nil {
 			return nil, err
 		}
-		rs[l].table = t
 	}
 	return rs, nil
 }
@@ -110,6 +153,13 @@ func (m *Transformer) reaches(n int) ([]reach, error) {
 func (r reach) turn(x, pos *graph.Node) *graph.Node {
 	if r.table == nil {
 		return x
+	}
+	if r.still > 0 {
+		parts := ops.Split(x, r.still, x.Dim(-1)-r.still)
+		if len(parts) < 2 {
+			return x // the builder has the error
+		}
+		return ops.Join(parts[0], ops.Rotary(parts[1], pos, r.table, r.pairing))
 	}
 	return ops.Rotary(x, pos, r.table, r.pairing)
 }
@@ -173,16 +223,21 @@ func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout,
 
 // Head gives the logits [...,Vocab] of hidden states [...,Hidden].
 func (m *Transformer) Head(b *graph.Builder, hidden *graph.Node) *graph.Node {
+	name := headName
 	if m.Config.Tied {
-		return ops.Linear(hidden, weight(b, tableName, m.Config.Vocab, m.Config.Hidden))
+		name = tableName
 	}
-	return ops.Linear(hidden, weight(b, headName, m.Config.Vocab, m.Config.Hidden))
+	logits := ops.Linear(hidden, weight(b, name, m.Config.Vocab, m.Config.Hidden))
+	if c := m.Config.LogitCap; c > 0 {
+		logits = ops.Softcap(logits, c)
+	}
+	return logits
 }
 
 // Logits builds the model for whole sequences tokens [B,T] at positions 0..T-1:
 // logits [B,T,Vocab].
 func (m *Transformer) Logits(b *graph.Builder, tokens *graph.Node, drop Dropout) *graph.Node {
-	layers, err := m.reaches(tokens.Dim(1))
+	layers, err := m.reaches(tokens.Dim(1), false)
 	if err != nil {
 		return b.Fail(err)
 	}

@@ -26,6 +26,7 @@ func constructors(t *testing.T) map[string]func(x, y *graph.Node) *graph.Node {
 	return map[string]func(x, y *graph.Node) *graph.Node{
 		"add":        ops.Add,
 		"affine":     func(x, _ *graph.Node) *graph.Node { return ops.Affine(x, 1, 2) },
+		"softcap":    func(x, _ *graph.Node) *graph.Node { return ops.Softcap(x, 2) },
 		"reshape":    func(x, _ *graph.Node) *graph.Node { return ops.Reshape(x, -1) },
 		"linear":     func(x, y *graph.Node) *graph.Node { return ops.Linear(x, y) },
 		"linear b":   func(x, y *graph.Node) *graph.Node { return ops.Linear(x, x, y) },

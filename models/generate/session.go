@@ -121,6 +121,8 @@ func (s *Session) Close() error {
 type Request struct {
 	s       *Session
 	tokens  []int32 // prompt and text
+	prompt  int     // of them, those that Add was given
+	first   int     // what the graph takes as the position of the first
 	given   int     // of them, the prompt and what Next has returned
 	cached  int     // of them, those whose keys and values are in pages
 	pages   []int32
@@ -162,7 +164,7 @@ func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
 		return nil, ErrBusy
 	}
 	// Room for the whole context, so that a step never allocates.
-	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), given: len(prompt),
+	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), prompt: len(prompt), first: s.first(len(prompt)), given: len(prompt),
 		pages: make([]int32, 0, s.perRequest()), sampler: newSampler(o, s.vocab)}
 	r.tokens = append(r.tokens, prompt...)
 	for _, id := range prompt {
@@ -294,7 +296,7 @@ func (s *Session) step(tokens, requests int) (*step, error) {
 	t, r := key[0], key[1]
 	indices := s.pages()
 	b := graph.New(graph.Share(s.model.Params()), graph.States(s.states))
-	st := &step{logits: s.model.Packed(b, models.Packed{Tokens: t, Requests: r, Pages: s.pages(), PageSize: s.opts.PageSize, Indices: indices, Slots: s.opts.Requests})}
+	st := &step{logits: s.model.Packed(b, s.shape(t, r))}
 	plan, err := b.Plan(st.logits)
 	if err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
@@ -326,6 +328,22 @@ func (s *Session) step(tokens, requests int) (*step, error) {
 	return st, nil
 }
 
+// shape is that of the graphs of the session.
+func (s *Session) shape(tokens, requests int) models.Packed {
+	return models.Packed{Tokens: tokens, Requests: requests, Pages: s.pages(), PageSize: s.opts.PageSize, Indices: s.pages(), Slots: s.opts.Requests}
+}
+
+// first is what the graphs take as the position of the first token of a request
+// with such a prompt; see models.Transformer.FirstPosition.
+func (s *Session) first(prompt int) int {
+	if m, ok := s.model.(interface {
+		FirstPosition(s models.Packed, prompt int) int
+	}); ok {
+		return m.FirstPosition(s.shape(1, 1), prompt)
+	}
+	return 0
+}
+
 func powerOfTwo(n int) int {
 	p := 1
 	for p < n {
@@ -350,7 +368,7 @@ func (st *step) fill(s *Session) error {
 		}
 		for at := r.cached; at < end; at++ {
 			st.tokens[row] = r.tokens[at]
-			st.positions[row] = int32(at)
+			st.positions[row] = int32(r.first + at)
 			st.slots[row] = r.pages[at/size]*int32(size) + int32(at%size)
 			row++
 		}

@@ -46,12 +46,13 @@ func write(t testing.TB, s *generate.Session, prompt []int32, o generate.Samplin
 // TestGoldenGreedyTokens generates through pages what transformers generated,
 // with the prompt at once, in chunks, and token by token.
 func TestGoldenGreedyTokens(t *testing.T) {
-	dirs, err := filepath.Glob("../testdata/golden/*")
+	dirs, err := filepath.Glob("../testdata/[gv]*/*/golden.json") // golden and variants
 	require.NoError(t, err)
 	require.NotEmpty(t, dirs)
-	for _, dir := range dirs {
+	for _, golden := range dirs {
+		dir := filepath.Dir(golden)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
-			raw, err := os.ReadFile(filepath.Join(dir, "golden.json"))
+			raw, err := os.ReadFile(golden)
 			require.NoError(t, err)
 			var g struct {
 				Prompts []struct {

@@ -58,6 +58,7 @@ func (r *Request) rows(p *graph.Param) []int32 {
 type Snapshot struct {
 	sampling      Sampling
 	tokens        []int32
+	prompt        int
 	given, cached int
 	pageSize      int
 	pools         map[string][]byte
@@ -71,7 +72,7 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 	if !slices.Contains(s.active, r) {
 		return nil, errors.New("generate: the request was removed")
 	}
-	n := &Snapshot{sampling: r.sampler.Sampling, tokens: slices.Clone(r.tokens), given: r.given, cached: r.cached,
+	n := &Snapshot{sampling: r.sampler.Sampling, tokens: slices.Clone(r.tokens), prompt: r.prompt, given: r.given, cached: r.cached,
 		pageSize: s.opts.PageSize, pools: map[string][]byte{}}
 	for _, p := range s.states.All() {
 		one := p.Type.Bytes() / p.Type.Shape[0]
@@ -104,7 +105,7 @@ func (s *Session) Restore(n *Snapshot) (*Request, error) {
 	case len(s.free) < pages:
 		return nil, fmt.Errorf("%w: no free page", ErrContextFull)
 	}
-	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), given: n.given, cached: n.cached,
+	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), prompt: n.prompt, first: s.first(n.prompt), given: n.given, cached: n.cached,
 		pages: make([]int32, 0, s.perRequest()), sampler: newSampler(n.sampling, s.vocab)}
 	left := len(s.free) - pages
 	r.pages = append(r.pages, s.free[left:]...)

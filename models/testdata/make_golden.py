@@ -1,6 +1,8 @@
-"""Makes tiny random checkpoints of testdata/golden with transformers.
+"""Makes tiny random checkpoints of testdata/golden with transformers, and of
+testdata/variants those whose names begin with "variant_": one or two features
+each that the others lack.
 
-    python make_golden.py gemma3 olmo2 smollm3
+    python make_golden.py gemma3 olmo2 smollm3 variant_longrope
 
 Each folder is as save_pretrained writes it, plus golden.json with what
 transformers computes in float32 (eager attention) from the stored weights.
@@ -13,7 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 
-HERE = Path(__file__).parent / "golden"
+HERE = Path(__file__).parent
 torch.set_num_threads(1)
 VOCAB = 160  # without a padding token: torch gives its row no gradient
 
@@ -65,6 +67,39 @@ def deepseek_v3():
         rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
                          "mscale": 1.0, "mscale_all_dim": 0.8, "original_max_position_embeddings": 16})
     return transformers.DeepseekV3ForCausalLM, c, torch.bfloat16
+
+
+# Prompts of 1 and 17 tokens and what follows them stay short, the one of 70 is
+# long.
+def variant_longrope():
+    c = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=192, eos_token_id=5, pad_token_id=None,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 48,
+                         "short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.2, 1.9, 3.1, 4.7]})
+    return transformers.LlamaForCausalLM, c, torch.float32
+
+
+# Rotation by halves, queries without a small vector, no groups.
+def variant_deepseek_halves():
+    c = transformers.DeepseekV3Config(
+        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=128, moe_intermediate_size=8, n_routed_experts=4,
+        n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1, routed_scaling_factor=1.5,
+        norm_topk_prob=False, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=None, qk_rope_head_dim=6,
+        qk_nope_head_dim=4, v_head_dim=6, num_mtp_layers=0, eos_token_id=5, pad_token_id=None, rope_interleave=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    return transformers.DeepseekV3ForCausalLM, c, torch.float16
+
+
+# Logits within a soft cap, biases, the pattern of layers as a number.
+def variant_gemma3_capped():
+    c = transformers.Gemma3TextConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, query_pre_attn_scalar=10, sliding_window=5,
+        sliding_window_pattern=2, final_logit_softcapping=4.0, attention_bias=True, tie_word_embeddings=False,
+        bos_token_id=2, eos_token_id=1, pad_token_id=None)
+    return transformers.Gemma3ForCausalLM, c, torch.float32
 
 
 def weights(model, seed, unit_norm):
@@ -137,14 +172,14 @@ def make(name):
     if hasattr(config, "moe_intermediate_size"):
         eager["experts_implementation"] = "eager"
     config._attn_implementation = "eager"
-    out = HERE / name
+    out = HERE / ("variants" if name.startswith("variant_") else "golden") / name.removeprefix("variant_")
     for seed in range(1, 100):
         model = cls(config)
-        weights(model, seed, name == "gemma3")
+        weights(model, seed, "gemma3" in name)
         model.to(stored).save_pretrained(out)
         model = cls.from_pretrained(out, dtype=torch.float32, **eager).eval()
         g = torch.Generator().manual_seed(seed)
-        prompts = [prompt(model, torch.randint(VOCAB, (n,), generator=g).tolist()) for n in (1, 17, 70)]
+        prompts = [prompt(model, torch.randint(config.vocab_size, (n,), generator=g).tolist()) for n in (1, 17, 70)]
         smallest = min(min(p["greedy"]["margins"]) for p in prompts)
         if smallest > 2e-3:
             break
