@@ -19,8 +19,9 @@ type Supported struct {
 // cudaForward holds the names of the ops that have a kernel; package cuda's
 // table is held to it by a test there.
 var cudaForward = map[string]bool{
-	"add": true, "affine": true, "append_pages": true, "append_rotary": true, "attention": true, "cross_entropy": true, "embedding": true, "geglu": true, "layernorm": true,
-	"linear": true, "paged_attention": true, "reshape": true, "rmsnorm": true, "rotary": true, "swiglu": true,
+	"add": true, "affine": true, "append_pages": true, "append_rotary": true, "attention": true, "cross_entropy": true, "embedding": true, "experts": true, "geglu": true,
+	"join": true, "latent_kv": true, "latent_query": true, "latent_value": true, "layernorm": true, "linear": true, "paged_attention": true, "reshape": true, "rmsnorm": true,
+	"rotary": true, "route": true, "route_weights": true, "split": true, "swiglu": true,
 }
 
 // Support lists every registered op that models use, sorted by name.

@@ -136,7 +136,7 @@ func (p *program) finish() error {
 					continue
 				}
 				dt := p.stored(n)
-				if i > 0 {
+				if i > 0 && !severalActivations(n.Op().Name()) {
 					dt = F32
 				}
 				s.host.up = append(s.host.up, p.moveOf(n, p.pointer(n).At(int64(n.ResultOffset(i))), dt, s.host.call.Out[i]))

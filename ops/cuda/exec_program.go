@@ -205,21 +205,26 @@ func (p *program) survey() error {
 			p.consumers[root] = append(p.consumers[root], s.Node)
 		}
 	}
-	// Logits that are read as a result, or by the loss, keep the precision of the product.
+	for _, in := range p.inputs {
+		if in.float && p.routed(in.node) {
+			p.wide[in.node], in.float = true, false
+		}
+	}
+	// Logits that are read as a result, by the loss or by a router keep the precision of the product.
 	out := map[*graph.Node]bool{}
 	for _, o := range p.plan.Outputs {
 		out[rootOf(o)] = true
 	}
 	for _, s := range p.plan.Steps {
 		n := s.Node
-		if n.Op().Name() == "cross_entropy" {
+		if name := n.Op().Name(); name == "cross_entropy" || name == "route_weights" {
 			p.wide[n] = true
 		}
 		if n.Op().Name() != "linear" {
 			continue
 		}
 		loss := len(p.consumers[n]) > 0 && !slices.ContainsFunc(p.consumers[n], func(c *graph.Node) bool { return c.Op().Name() != "cross_entropy" })
-		p.wide[n] = loss || out[n] && len(p.consumers[n]) == 0
+		p.wide[n] = loss || p.routed(n) || out[n] && len(p.consumers[n]) == 0
 	}
 	return nil
 }
@@ -250,7 +255,7 @@ func (p *program) stored(n *graph.Node) DType {
 		return F32
 	}
 	// The first result of an op is an activation; those behind it are sums and factors.
-	if root != n && root.Op() != nil && len(root.Results()) > 1 && p.offset(n) > 0 {
+	if root != n && root.Op() != nil && len(root.Results()) > 1 && p.offset(n) > 0 && !severalActivations(root.Op().Name()) {
 		return F32
 	}
 	return p.compute

@@ -1,0 +1,221 @@
+// Grouped products of a mixture of experts on Hopper, for many tokens: y[rows of e] = x[rows of e] w[e]^T with x [M,K] sorted
+// by expert and w [E,N,K]; wgmma fed by the copy engine.
+//
+// A cluster of two persistent blocks takes two tiles of 128 rows by 256 columns of one expert at a time: two row tiles of one
+// column tile (each block loads half of the w tile and multicasts it), or, for the last of an odd number of row tiles, two
+// column tiles of it (each loads half of the x tile and multicasts that). So an expert's rows are padded to 128 and not to
+// 256, and a warpgroup whose 64 rows are all behind the expert's end leaves the tensor cores to the other. Warpgroup 0 is
+// the producer: one thread keeps a ring of 4 stages of 64 k filled (x 16 KB, w 32 KB). Warpgroups 1 and 2 own 64 rows each
+// and all columns, f32 accumulators in registers. Row tiles start at the expert's first row wherever that is: what they hold
+// of the next expert is not stored. The work list is found from offsets [E+1] by every block, E up to 1024.
+// With DUAL there are two matrices of N rows, w and up; a tile holds 128 rows of each and y = silu(x w^T) * (x up^T).
+// Epilogue: one rounding; quads of lanes turn their columns so that a lane stores 16 bytes. K and N multiples of 8, rows
+// aligned to 16 bytes. Shared memory: the ring. sm_90a only; empty elsewhere.
+// Design read: CUTLASS's grouped and cooperative kernels, DeepGEMM.
+#include "hopper.cuh"
+
+namespace {
+struct Params {
+  void* y;             // [M,N]
+  const int* offsets;  // [E+1]
+  int n, k, experts, m;
+};
+
+#ifdef SEAFAN_HOPPER
+// Four lanes hold rows of a 4 by 4 matrix of words: afterwards lane t holds column t.
+__device__ __forceinline__ void transpose4(uint32_t (&v)[4], int t) {
+  const bool odd = t & 1, high = t & 2;
+  uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
+  a = __shfl_xor_sync(~0u, a, 1), b = __shfl_xor_sync(~0u, b, 1);
+  if (odd) v[0] = a, v[2] = b;
+  else v[1] = a, v[3] = b;
+  uint32_t c = high ? v[0] : v[2], d = high ? v[1] : v[3];
+  c = __shfl_xor_sync(~0u, c, 2), d = __shfl_xor_sync(~0u, d, 2);
+  if (high) v[0] = c, v[1] = d;
+  else v[2] = c, v[3] = d;
+}
+#endif
+}  // namespace
+
+template <class T, bool DUAL>
+__device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorMap& wmap, const CUtensorMap& upmap, const Params& p) {
+#ifdef SEAFAN_HOPPER
+  constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, A = BM * BK * 2, B = BN * BK * 2, STAGE = A + B, OUT = DUAL ? BN / 2 : BN;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  __shared__ int offsets[1025], items[1025], sums[32];  // items: work of the experts before each
+  unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  const int group = threadIdx.x / 128, rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    prefetch_map(&xmap);
+    prefetch_map(&wmap);
+    if (DUAL) prefetch_map(&upmap);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(full + i, 1);
+      barrier_init(empty + i, 4);
+    }
+    barrier_init_fence();
+  }
+  grid_wait();
+  const int columns = (p.n + OUT - 1) / OUT, steps = (p.k + BK - 1) / BK;
+  for (int e = threadIdx.x; e <= p.experts; e += blockDim.x) offsets[e] = p.offsets[e];
+  __syncthreads();
+  {
+    // Thread i sums the work of a run of experts; a scan over the threads in order gives where each run starts.
+    const int each = (p.experts + blockDim.x - 1) / blockDim.x, from = min(p.experts, (int)threadIdx.x * each), to = min(p.experts, from + each);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto work = [&](int e) {
+      const int tiles = (offsets[e + 1] - offsets[e] + BM - 1) / BM;
+      return tiles / 2 * columns + tiles % 2 * ((columns + 1) / 2);
+    };
+    int own = 0;
+    for (int e = from; e < to; e++) own += work(e);
+    int scan = own;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      const int v = __shfl_up_sync(~0u, scan, o);
+      if (lane >= o) scan += v;
+    }
+    if (lane == 31) sums[warp] = scan;
+    __syncthreads();
+    int at = scan - own;
+    for (int w = 0; w < warp; w++) at += sums[w];
+    for (int e = from; e < to; e++) {
+      items[e] = at;
+      at += work(e);
+    }
+    if (from < to && to == p.experts) items[to] = at;
+  }
+  __syncthreads();
+  cluster_sync();
+  const int total = items[p.experts];
+  // Item i: its expert, this block's row (end behind it) and column, and whether the two blocks share the rows.
+  auto place = [&](int i, int& expert, int& row, int& end, int& column, bool& odd) {
+    int lo = 0, hi = p.experts;
+    while (hi - lo > 1) {
+      const int mid = (lo + hi) / 2;
+      if (items[mid] <= i) lo = mid; else hi = mid;
+    }
+    expert = lo;
+    end = offsets[lo + 1];
+    const int at = i - items[lo], pairs = (end - offsets[lo] + BM - 1) / BM / 2;
+    odd = at >= pairs * columns;
+    if (odd) {
+      row = offsets[lo] + pairs * 2 * BM;
+      column = ((at - pairs * columns) * 2 + rank) * OUT;
+    } else {
+      row = offsets[lo] + (at % pairs * 2 + rank) * BM;
+      column = at / pairs * OUT;
+    }
+  };
+  const int worker = blockIdx.x / 2, workers = gridDim.x / 2;
+  if (group == 0) {
+    registers_give<40>();
+    if (threadIdx.x == 0) {
+      int at = 0;
+      for (int i = worker; i < total; i += workers) {
+        int expert, row, end, column;
+        bool odd;
+        place(i, expert, row, end, column, odd);
+        const int w0 = expert * p.n + column, w1 = DUAL ? w0 : w0 + BN / 2;
+        const CUtensorMap* second = DUAL ? &upmap : &wmap;
+        for (int s = 0; s < steps; s++, at++) {
+          const int slot = at % STAGES, k = s * BK;
+          barrier_wait(empty + slot, (at / STAGES & 1) ^ 1);
+          unsigned char* a = ring + slot * STAGE;
+          unsigned char* b = a + A;
+          barrier_expect(full + slot, STAGE);
+          if (odd) {
+            copy_tensor2_multicast(a + rank * (A / 2), &xmap, full + slot, k, row + rank * 64, 3);
+            copy_tensor2(b, &wmap, full + slot, k, w0);
+            copy_tensor2(b + B / 2, second, full + slot, k, w1);
+          } else {
+            copy_tensor2(a, &xmap, full + slot, k, row);
+            copy_tensor2(a + A / 2, &xmap, full + slot, k, row + 64);
+            copy_tensor2_multicast(b + rank * (B / 2), rank ? second : &wmap, full + slot, k, rank ? w1 : w0, 3);
+          }
+        }
+      }
+      // The last stages must be consumed before a block of the cluster may go: its partner still writes to it.
+      for (int i = 0; i < STAGES; i++, at++) barrier_wait(empty + at % STAGES, (at / STAGES & 1) ^ 1);
+    }
+  } else {
+    registers_take<232>();
+    const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int at = 0;
+    auto release = [&](int slot) {
+      if (threadIdx.x % 128 < 2) barrier_arrive_remote(empty + slot, threadIdx.x % 128);
+    };
+    for (int i = worker; i < total; i += workers) {
+      int expert, row, end, column;
+      bool odd;
+      place(i, expert, row, end, column, odd);
+      row += wg * 64;
+      if (row >= end || column >= p.n) {
+        for (int s = 0; s < steps; s++, at++) {
+          barrier_wait(full + at % STAGES, at / STAGES & 1);
+          asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");  // no warp falls a phase behind
+          release(at % STAGES);
+        }
+        continue;
+      }
+      float d[BN / 2];
+      int last = -1;
+      for (int s = 0; s < steps; s++, at++) {
+        const int slot = at % STAGES;
+        barrier_wait(full + slot, at / STAGES & 1);
+        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (A / 2), b = shared_address(ring + slot * STAGE) + A;
+        wgmma_pin(d);
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < BK / 16; j++) Wgmma<T, BN, 0>::shared(d, descriptor(a + j * 32), descriptor(b + j * 32), s | j);
+        wgmma_commit();
+        wgmma_pin(d);
+        if (last >= 0) {
+          wgmma_wait<1>();
+          release(last);
+        }
+        last = slot;
+      }
+      wgmma_wait<0>();
+      wgmma_pin(d);
+      release(last);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int r = row + warp * 16 + g + half * 8;
+        T* y = (T*)p.y + (long)r * p.n;
+#pragma unroll
+        for (int j = 0; j < OUT / 32; j++) {
+          uint32_t v[4];
+#pragma unroll
+          for (int q = 0; q < 4; q++) {
+            const int c = 4 * (4 * j + q) + 2 * half;
+            float u0 = d[c], u1 = d[c + 1];
+            if (DUAL) {
+              u0 = u0 / (1.f + __expf(-u0)) * d[BN / 4 + c];
+              u1 = u1 / (1.f + __expf(-u1)) * d[BN / 4 + c + 1];
+            }
+            v[q] = pack2<T>(u0, u1);
+          }
+          transpose4(v, t);
+          const int c = column + j * 32 + t * 8;
+          if (r < end && c < p.n) *(uint4*)(y + c) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+      }
+    }
+  }
+  cluster_sync();
+#endif
+}
+
+#define GROUPED(T)                                                                                                             \
+  extern "C" __global__ void __launch_bounds__(384, 1) moe_sm90_##T(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, \
+                                                                    const __grid_constant__ CUtensorMap up, const __grid_constant__ Params p) {   \
+    grouped<T, false>(x, w, up, p);                                                                                            \
+  }                                                                                                                            \
+  extern "C" __global__ void __launch_bounds__(384, 1) moe_sm90_##T##_swiglu(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, \
+                                                                             const __grid_constant__ CUtensorMap up, const __grid_constant__ Params p) {   \
+    grouped<T, true>(x, w, up, p);                                                                                             \
+  }
+GROUPED(bf16)
+GROUPED(f16)

@@ -1,0 +1,140 @@
+// Grouped products of a mixture of experts for few tokens: the time is that of reading the weights of the chosen experts
+// once, so they stream from memory to registers and meet the tokens there, without a sort. y[i] = x[i/divide] w[ids[i]]^T
+// for the M choices i, w [E,N,K].
+//
+// A block owns 8*WC (DUAL) or 16*WC rows of one expert's w; its 8 warps are WC parts of those rows by WK parts of K. The
+// expert of block y is expert y, or that of choice y when there are fewer choices than experts, and then the first choice
+// of an expert does the work of all. The block lists the choices of its expert in order and takes them 32 at a time. A lane
+// holds 16 bytes of rows g and g+8 (mma.sync m16n8k16, w as A); lane 4g+t reads k = 8t..8t+7 of a step and the same of the
+// tokens, which is the same sum in another order. With DUAL, row g is one of w and row g+8 the same of up, so that
+// y = silu(x w^T) * (x up^T) lies in one thread. The WK partial sums meet in shared memory, in order. The cuts depend on N
+// and K alone, so a token's sums do not depend on how many share the launch.
+// bf16 and f16, f32 sums, one rounding. K a multiple of 8, rows aligned to 16 bytes, M up to 1024.
+#include "mma.cuh"
+
+namespace {
+constexpr int CHOICES = 1024;
+
+struct Params {
+  void* y;
+  const void* x;
+  const void* w;
+  const void* up;
+  const int* ids;
+  int m, n, k, experts, divide, by_expert;
+};
+}  // namespace
+
+template <class T, int WC, int WK, bool DUAL, int NT>
+__device__ __forceinline__ void pass(const Params& p, int expert, const int* list, int count, float (*partial)[WC][16][32]) {
+  constexpr int UNROLL = NT > 2 ? 2 : 4;  // steps whose loads are in flight together
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, wc = warp % WC, wk = warp / WC;
+  const int column = blockIdx.x * (DUAL ? 8 : 16) * WC + wc * (DUAL ? 8 : 16) + g;
+  const T* w0 = (const T*)p.w + ((long)expert * p.n + min(column, p.n - 1)) * p.k + t * 8;
+  const T* w1 = DUAL ? (const T*)p.up + ((long)expert * p.n + min(column, p.n - 1)) * p.k + t * 8
+                     : (const T*)p.w + ((long)expert * p.n + min(column + 8, p.n - 1)) * p.k + t * 8;
+  const T* x[NT];
+  bool live[NT];
+#pragma unroll
+  for (int i = 0; i < NT; i++) {
+    live[i] = i * 8 + g < count;
+    x[i] = (const T*)p.x + (live[i] ? (long)(list[i * 8 + g] / p.divide) * p.k : 0) + t * 8;
+  }
+  float d[NT][4] = {};
+  const int steps = (p.k + 31) / 32, first = steps * wk / WK, end = steps * (wk + 1) / WK;
+  for (int s = first; s < end; s += UNROLL) {
+    Pack<T> a0[UNROLL], a1[UNROLL];
+#pragma unroll
+    for (int j = 0; j < UNROLL; j++) {
+      const bool on = s + j < end && (s + j) * 32 + t * 8 < p.k;
+      a0[j] = Pack<T>{}, a1[j] = Pack<T>{};
+      if (on) {
+        a0[j] = stream16(w0 + (s + j) * 32);
+        a1[j] = stream16(w1 + (s + j) * 32);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < UNROLL; j++) {
+      const bool on = s + j < end && (s + j) * 32 + t * 8 < p.k;
+      const uint4 u = *(const uint4*)&a0[j], v = *(const uint4*)&a1[j];
+      const uint32_t low[4] = {u.x, v.x, u.y, v.y}, high[4] = {u.z, v.z, u.w, v.w};
+#pragma unroll
+      for (int i = 0; i < NT; i++) {
+        uint4 b = make_uint4(0, 0, 0, 0);
+        if (on && live[i]) b = *(const uint4*)(x[i] + (s + j) * 32);
+        mma16816<T>(d[i], low, b.x, b.y);
+        mma16816<T>(d[i], high, b.z, b.w);
+      }
+    }
+  }
+  if (wk > 0) {
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) partial[wk - 1][wc][i * 4 + j][lane] = d[i][j];
+  }
+  __syncthreads();
+  if (wk == 0) {
+#pragma unroll
+    for (int o = 0; o < WK - 1; o++)
+#pragma unroll
+      for (int i = 0; i < NT; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) d[i][j] += partial[o][wc][i * 4 + j][lane];
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int token = i * 8 + 2 * t + j;
+        if (token >= count) continue;
+        T* y = (T*)p.y + (long)list[token] * p.n;
+        const float u = d[i][j], v = d[i][j + 2];
+        if (DUAL) {
+          if (column < p.n) y[column] = from_float<T>(u / (1.f + __expf(-u)) * v);
+        } else {
+          if (column < p.n) y[column] = from_float<T>(u);
+          if (column + 8 < p.n) y[column + 8] = from_float<T>(v);
+        }
+      }
+  }
+  __syncthreads();
+}
+
+template <class T, int WC, int WK, bool DUAL> __device__ __forceinline__ void stream(const Params& p) {
+  __shared__ float partial[WK - 1][WC][16][32];
+  __shared__ int list[CHOICES], counts[8];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  grid_wait();
+  const int expert = p.by_expert ? blockIdx.y : p.ids[blockIdx.y];
+  if (expert < 0 || expert >= p.experts) return;
+  int count = 0;
+  for (int i0 = 0; i0 < p.m; i0 += 256) {
+    const int i = i0 + threadIdx.x;
+    const bool own = i < p.m && p.ids[i] == expert;
+    const unsigned vote = __ballot_sync(~0u, own);
+    if (lane == 0) counts[warp] = __popc(vote);
+    __syncthreads();
+    int at = count;
+    for (int w = 0; w < 8; w++) {
+      if (w < warp) at += counts[w];
+      count += counts[w];
+    }
+    if (own) list[at + __popc(vote & ((1u << lane) - 1))] = i;
+    __syncthreads();
+  }
+  if (count == 0 || (!p.by_expert && list[0] != blockIdx.y)) return;
+  for (int c = 0; c < count; c += 32) {
+    const int left = min(32, count - c);
+    if (left <= 8) pass<T, WC, WK, DUAL, 1>(p, expert, list + c, left, partial);
+    else if (left <= 16) pass<T, WC, WK, DUAL, 2>(p, expert, list + c, left, partial);
+    else pass<T, WC, WK, DUAL, 4>(p, expert, list + c, left, partial);
+  }
+}
+
+#define STREAM(T, WC, WK)                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_##T##_##WK(const __grid_constant__ Params p) { stream<T, WC, WK, false>(p); } \
+  extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_##T##_##WK##_swiglu(const __grid_constant__ Params p) { stream<T, WC, WK, true>(p); }
+STREAM(bf16, 2, 4)
+STREAM(bf16, 4, 2)
+STREAM(f16, 2, 4)
+STREAM(f16, 4, 2)
