@@ -222,7 +222,7 @@ func (c Config) write(w io.Writer, stored string) error {
 		Architectures: []string{arch.class}, ModelType: c.Type,
 		VocabSize: c.Vocab, HiddenSize: c.Hidden, IntermediateSize: c.FFN, Layers: c.Layers, Heads: c.Heads,
 		KVHeads: &c.KVHeads, HeadDim: &c.HeadDim, MaxPositions: c.Context,
-		HiddenAct: arch.defaults().HiddenAct, HiddenActivation: arch.defaults().HiddenActivation, RMSNormEps: c.NormEps,
+		HiddenAct: arch.defaults().HiddenAct, HiddenActivation: arch.defaults().HiddenActivation, RMSNormEps: decimal(c.NormEps),
 		Tied: c.Tied, TorchDType: stored, Quantization: c.Quantization,
 	}
 	if c.BOS != nil {

@@ -25,7 +25,7 @@ type file struct {
 	MaxPositions     int      `json:"max_position_embeddings"`
 	HiddenAct        string   `json:"hidden_act,omitempty"`
 	HiddenActivation string   `json:"hidden_activation,omitempty"` // gemma's word for it
-	RMSNormEps       float64  `json:"rms_norm_eps"`
+	RMSNormEps       decimal  `json:"rms_norm_eps"`
 	RopeTheta        *float64 `json:"rope_theta,omitempty"`
 	RopeLocalTheta   *float64 `json:"rope_local_base_freq,omitempty"`
 	RopeScaling      *rope    `json:"rope_scaling"`
@@ -44,7 +44,7 @@ type file struct {
 	NoRopeInterval   int      `json:"no_rope_layer_interval,omitempty"`
 	QueryScalar      float64  `json:"query_pre_attn_scalar,omitempty"`
 	AttentionSoftcap *float64 `json:"attn_logit_softcapping,omitempty"`
-	FinalSoftcap     *float64 `json:"final_logit_softcapping,omitempty"`
+	FinalSoftcap     *decimal `json:"final_logit_softcapping,omitempty"`
 	Bidirectional    bool     `json:"use_bidirectional_attention,omitempty"`
 	PretrainingTP    int      `json:"pretraining_tp,omitempty"`
 
@@ -59,7 +59,7 @@ type file struct {
 	SharedExperts *int    `json:"n_shared_experts,omitempty"`
 	TopK          *int    `json:"num_experts_per_tok,omitempty"`
 	NormTopK      *bool   `json:"norm_topk_prob,omitempty"`
-	RoutedScale   float64 `json:"routed_scaling_factor,omitempty"`
+	RoutedScale   decimal `json:"routed_scaling_factor,omitempty"`
 	Groups        *int    `json:"n_group,omitempty"`
 	TopGroups     *int    `json:"topk_group,omitempty"`
 	Scoring       string  `json:"scoring_func,omitempty"`
@@ -115,6 +115,18 @@ func (r *rope) kind() string {
 	return r.OldType
 }
 
+// decimal is a number that is written with a point or an exponent: where
+// transformers asks for a float it refuses an integer.
+type decimal float64
+
+func (d decimal) MarshalJSON() ([]byte, error) {
+	b, err := json.Marshal(float64(d))
+	if err == nil && !bytes.ContainsAny(b, ".e") {
+		b = append(b, ".0"...)
+	}
+	return b, err
+}
+
 // rank is a number above 0, or null: a file that leaves it out says something else.
 type rank int
 
@@ -158,7 +170,7 @@ func idsOf(t *tokenIDs) []int32 {
 func (f *file) config() (Config, error) {
 	c := Config{
 		Type: f.ModelType, Vocab: f.VocabSize, Hidden: f.HiddenSize, FFN: f.IntermediateSize, Layers: f.Layers,
-		Heads: f.Heads, KVHeads: f.Heads, Context: f.MaxPositions, NormEps: f.RMSNormEps, Tied: f.Tied,
+		Heads: f.Heads, KVHeads: f.Heads, Context: f.MaxPositions, NormEps: float64(f.RMSNormEps), Tied: f.Tied,
 		BOS: idsOf(f.BOS), EOS: idsOf(f.EOS), Pad: idsOf(f.Pad),
 	}
 	if c.Context == 0 {

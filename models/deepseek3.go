@@ -43,7 +43,7 @@ var deepseek3 = architecture{
 			FFN: f.ExpertFFN, Shared: orZero(f.SharedExperts) * f.ExpertFFN, Bias: true,
 			Router: ops.Router{
 				Experts: f.experts(), TopK: f.topK(), Groups: orZero(f.Groups), KeepGroups: orZero(f.TopGroups),
-				Sigmoid: true, Renormalize: f.NormTopK == nil || *f.NormTopK, Scale: f.RoutedScale,
+				Sigmoid: true, Renormalize: f.NormTopK == nil || *f.NormTopK, Scale: float64(f.RoutedScale),
 			},
 		}
 		for l := range c.Layers {
@@ -56,7 +56,7 @@ var deepseek3 = architecture{
 		e, a := c.Experts, c.Latent
 		f.AttentionBias, f.Interleave, f.HeadDim = c.QKVBias, new(!a.Halves), nil
 		f.KVRank, f.QRank, f.RopeHeadDim, f.NopeHeadDim, f.VHeadDim = a.KVRank, new(rank(a.QRank)), a.Rope, a.Nope, &a.V
-		f.ExpertFFN, f.SharedExperts, f.RoutedExperts, f.RoutedScale = e.FFN, new(e.Shared/e.FFN), e.Router.Experts, e.Router.Scale
+		f.ExpertFFN, f.SharedExperts, f.RoutedExperts, f.RoutedScale = e.FFN, new(e.Shared/e.FFN), e.Router.Experts, decimal(e.Router.Scale)
 		f.TopK, f.NormTopK, f.Groups, f.TopGroups = &e.Router.TopK, &e.Router.Renormalize, &e.Router.Groups, &e.Router.KeepGroups
 		dense := 0
 		for dense < len(e.Dense) && e.Dense[dense] {

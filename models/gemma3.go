@@ -4,10 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/ops"
 )
+
+// gemma3Window is what a config that leaves out the window means.
+const gemma3Window = 4096
 
 // gemma3 is the text model of Gemma 3: norms in front of and behind attention
 // and gated unit, which multiply by 1 + weight; GeGLU; an embedding scaled by
@@ -19,7 +23,7 @@ var gemma3 = architecture{
 		return file{
 			HiddenActivation: "gelu_pytorch_tanh", RMSNormEps: 1e-6, MaxPositions: 131072, VocabSize: 262208, Tied: true,
 			RopeTheta: new(1e6), RopeLocalTheta: new(1e4), KVHeads: new(4), HeadDim: new(256),
-			QueryScalar: 256, SlidingWindow: new(4096), WindowPattern: 6,
+			QueryScalar: 256, SlidingWindow: new(gemma3Window), WindowPattern: 6,
 		}
 	},
 	read: func(f *file, c *Config) error {
@@ -39,7 +43,7 @@ var gemma3 = architecture{
 		c.QKVBias, c.OutputBias = f.AttentionBias, f.AttentionBias
 		c.Scale = 1 / math.Sqrt(f.QueryScalar)
 		if f.FinalSoftcap != nil {
-			c.LogitCap = *f.FinalSoftcap
+			c.LogitCap = float64(*f.FinalSoftcap)
 		}
 		if f.RopeLocalTheta != nil {
 			c.LocalTheta = *f.RopeLocalTheta
@@ -62,9 +66,12 @@ var gemma3 = architecture{
 		}
 		f.RopeLocalTheta = &c.LocalTheta
 		if c.LogitCap > 0 {
-			f.FinalSoftcap = &c.LogitCap
+			f.FinalSoftcap = new(decimal(c.LogitCap))
 		}
 		f.setWindows(c)
+		if c.Window == 0 { // the type has a window and a pattern where they are left out
+			f.SlidingWindow, f.LayerTypes = new(gemma3Window), slices.Repeat([]string{fullAttention}, c.Layers)
+		}
 	},
 	gelu:       true,
 	unitNorm:   true,

@@ -128,7 +128,7 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 	f.Layers, f.Heads, f.MaxPositions = k.int("block_count"), k.int("attention.head_count"), k.int("context_length")
 	f.KVHeads = new(orElse(k, "attention.head_count_kv", k.int, f.Heads))
 	f.HeadDim = new(orElse(k, "attention.key_length", k.int, f.HiddenSize/max(f.Heads, 1)))
-	f.RMSNormEps = tidy(k.float("attention.layer_norm_rms_epsilon"))
+	f.RMSNormEps = decimal(tidy(k.float("attention.layer_norm_rms_epsilon")))
 	f.RopeTheta = new(tidy(orElse(k, "rope.freq_base", k.float, *f.RopeTheta)))
 	f.RopeLocalTheta = new(tidy(orElse(k, "rope.freq_base_swa", k.float, 1e4)))
 	f.UseSlidingWindow = false

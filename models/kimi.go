@@ -116,7 +116,7 @@ type kimiKeys struct {
 func (f *file) kimiExperts(layers int) (*Experts, error) {
 	e := &Experts{
 		Router: ops.Router{Experts: f.ExpertCount, TopK: f.KimiTopK, Groups: f.KimiGroups, KeepGroups: orZero(f.TopGroups),
-			Sigmoid: true, Renormalize: f.Renormalize == nil || *f.Renormalize, Scale: f.RoutedScale},
+			Sigmoid: true, Renormalize: f.Renormalize == nil || *f.Renormalize, Scale: float64(f.RoutedScale)},
 		FFN: f.ExpertFFN, Shared: f.KimiShared * f.ExpertFFN, Bias: true, Dense: make([]bool, layers),
 	}
 	switch {
@@ -148,7 +148,7 @@ func (f *file) kimiExperts(layers int) (*Experts, error) {
 func (f *file) setKimiExperts(e *Experts) {
 	r := e.Router
 	f.ExpertCount, f.KimiTopK, f.KimiShared, f.KimiGroups, f.TopGroups = r.Experts, r.TopK, e.Shared/e.FFN, r.Groups, &r.KeepGroups
-	f.Renormalize, f.RoutedScale, f.RouterScores, f.ExpertFFN = &r.Renormalize, r.Scale, "sigmoid", e.FFN
+	f.Renormalize, f.RoutedScale, f.RouterScores, f.ExpertFFN = &r.Renormalize, decimal(r.Scale), "sigmoid", e.FFN
 	first := 0
 	for first < len(e.Dense) && e.Dense[first] {
 		first++

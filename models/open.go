@@ -74,9 +74,12 @@ func (o *Opened) openFolder(kept storage) (err error) {
 		return err
 	}
 	if hasTokenizer(o.Path) || o.Config.Vocab == 256 {
-		o.Tokenizer, err = Tokenizer(o.Path, o.Config)
+		if o.Tokenizer, err = Tokenizer(o.Path, o.Config); err != nil {
+			return err
+		}
+		o.addStops()
 	}
-	return err
+	return nil
 }
 
 func (o *Opened) openGGUF(kept storage) error {
@@ -105,12 +108,17 @@ func (o *Opened) openGGUF(kept storage) error {
 		for _, key := range []string{"tokens", "merges", "scores", "token_type"} {
 			delete(o.Metadata, "tokenizer.ggml."+key)
 		}
-		// A turn of a chat ends with a token of its own in some files.
-		for _, id := range o.Tokenizer.Special().Stop {
-			o.Config.addEOS(id)
-		}
+		o.addStops()
 	}
 	return nil
+}
+
+// addStops makes the ids that end a text by the tokenizer's files ends for the
+// model too: a turn of a chat ends with a token of its own in some of them.
+func (o *Opened) addStops() {
+	for _, id := range o.Tokenizer.Special().Stop {
+		o.Config.addEOS(id)
+	}
 }
 
 // tokenizerFiles are the kinds of tokenizer that a folder can hold.
