@@ -43,6 +43,11 @@ func TestSmolLM2ResidentMemory(t *testing.T) {
 		return time.Since(start), cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
 	}
 	first, _ := run("1")
+	for range 4 { // the best of some: other programs may be at work
+		if again, _ := run("1"); again < first {
+			first = again
+		}
+	}
 	_, resident := run("48")
 	t.Logf("resident %.1f MB, %.3f times the file; one token after %v", float64(resident)/1e6, float64(resident)/float64(info.Size()), first)
 	require.Less(t, float64(resident), 1.3*float64(info.Size()))
