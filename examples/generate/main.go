@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/backend"
 	"github.com/seafan/seafan/models/generate"
@@ -52,11 +53,11 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
 // settings are the flags.
 type settings struct {
-	model, adapter, prompt, system, backend string
-	chat, json                              bool
-	n, context, workers                     int
-	sampling                                generate.Sampling
-	stops                                   list
+	model, adapter, prompt, system, backend, dtype string
+	chat, json                                     bool
+	n, context, workers                            int
+	sampling                                       generate.Sampling
+	stops                                          list
 }
 
 func parse(args []string, errOut io.Writer) (settings, error) {
@@ -69,6 +70,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.BoolVar(&s.chat, "chat", false, "talk, with the model's chat template: one message a line")
 	f.StringVar(&s.system, "system", "", "what the chat's system message says")
 	f.StringVar(&s.backend, "backend", "", "what computes: native or cuda; default: SEAFAN_BACKEND, else cuda where there is a device")
+	f.StringVar(&s.dtype, "dtype", "bf16", "compute dtype on CUDA: bf16, f16 or f32")
 	f.IntVar(&s.n, "n", 200, "most tokens to write at a time; 0: until the context is full")
 	f.IntVar(&s.context, "context", 0, "most tokens of prompt and text; 0: the model's, at most 4096")
 	f.Uint64Var(&s.sampling.Seed, "seed", 0, "seed of the draws")
@@ -89,6 +91,9 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	return s, s.check()
 }
 
+// computes are the compute dtypes of a device.
+var computes = map[string]dtype.DType{"bf16": dtype.BFloat16, "f16": dtype.Float16, "f32": dtype.Float32}
+
 func (s *settings) check() error {
 	switch {
 	case s.model == "":
@@ -99,6 +104,8 @@ func (s *settings) check() error {
 		return errors.New("-system is for a chat: it needs -chat")
 	case s.backend != "" && s.backend != backend.Native && s.backend != backend.CUDA:
 		return fmt.Errorf("-backend must be native or cuda, got %q", s.backend)
+	case computes[s.dtype] == dtype.Invalid:
+		return fmt.Errorf("-dtype must be bf16, f16 or f32, got %q", s.dtype)
 	case s.n < 0:
 		return fmt.Errorf("-n must be 0 or above, got %d", s.n)
 	case s.context < 0:
@@ -123,12 +130,16 @@ func flagError(err error) error {
 // standardContext keeps the memory of a model with a very long context small.
 const standardContext = 4096
 
-func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) error {
+func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) (err error) {
 	s, err := parse(args, errOut)
 	if err != nil {
 		return err
 	}
 	native.SetWorkers(s.workers)
+	chosen, err := backend.Choose(backend.Options{Name: s.backend, Compute: computes[s.dtype], Warn: errOut})
+	if err != nil {
+		return fmt.Errorf("-backend: %w", err)
+	}
 	m, err := models.Open(s.model)
 	if err != nil {
 		return fmt.Errorf("-model: %w", err)
@@ -146,10 +157,11 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 			return fmt.Errorf("-adapter: %w", err)
 		}
 	}
-	session, err := generate.New(model, generate.Options{Context: s.context})
+	session, err := generate.New(model, generate.Options{Context: s.context, Compile: chosen.Compile})
 	if err != nil {
 		return flagError(err)
 	}
+	defer func() { err = errors.Join(err, session.Close()) }()
 	debug.FreeOSMemory() // what reading the files left behind
 	w := &writer{settings: s, session: session, tok: m.Tokenizer, out: out, errOut: errOut}
 	if s.chat {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/backend"
 )
 
 // byteModel saves a small model of bytes with a chat template.
@@ -48,6 +49,7 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 		"-prompt must hold some text":                                                   {"-model", dir},
 		"-system is for a chat: it needs -chat":                                         {"-model", dir, "-prompt", "a", "-system", "b"},
 		`-backend must be native or cuda, got "abacus"`:                                 {"-model", dir, "-prompt", "a", "-backend", "abacus"},
+		`-dtype must be bf16, f16 or f32, got "f8"`:                                     {"-model", dir, "-prompt", "a", "-dtype", "f8"},
 		"-n must be 0 or above, got -1":                                                 {"-model", dir, "-prompt", "a", "-n", "-1"},
 		"-context must be 0 or above, got -1":                                           {"-model", dir, "-prompt", "a", "-context", "-1"},
 		"-context must be 1 to 200, got 201":                                            {"-model", dir, "-prompt", "a", "-context", "201"},
@@ -77,6 +79,21 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 	for _, name := range []string{"-model", "-prompt", "-chat", "-system", "-backend", "-n", "-stop"} {
 		require.Contains(t, errOut, name)
 	}
+}
+
+// TestBackendIsTheOneAskedFor: cuda is a device or an error, never native code.
+func TestBackendIsTheOneAskedFor(t *testing.T) {
+	dir := byteModel(t)
+	_, missing := backend.Choose(backend.Options{Name: backend.CUDA})
+	out, _, err := runIt(t, "", "-model", dir, "-prompt", "Hello", "-n", "5", "-temperature", "0", "-backend", "cuda", "-dtype", "f32")
+	if missing != nil {
+		require.EqualError(t, err, "-backend: "+missing.Error())
+		return
+	}
+	require.NoError(t, err)
+	native, _, err := runIt(t, "", "-model", dir, "-prompt", "Hello", "-n", "5", "-temperature", "0", "-backend", "native")
+	require.NoError(t, err)
+	require.Equal(t, native, out)
 }
 
 func TestCompletionAndItsLines(t *testing.T) {
