@@ -20,7 +20,7 @@ func TestBenchMeasures(t *testing.T) {
 		require.Greater(t, r.Tokens, 0.0)
 	}
 	for want, args := range map[string][]string{
-		`-shape must be one of llama3-1b, llama3-8b, tiny, got "x"`: {"-shape", "x"},
+		`-shape must be one of kimi-linear-small, llama3-1b, llama3-8b, qwen3-30b-a3b-layer, tiny, got "x"`: {"-shape", "x"},
 		"-batch must be 1 to 1024, got 0":                           {"-batch", "0"},
 		`-dtype must be bf16, f16 or f32, got "int8"`:               {"-dtype", "int8"},
 		`-backend: backend must be native or cuda, got "x"`:         {"-backend", "x"},

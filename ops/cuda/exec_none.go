@@ -22,6 +22,11 @@ func (*Executor) Value(*graph.Node) (graph.Tensor, error) {
 	return graph.Tensor{}, errNoTag
 }
 
+// Profile fails as Compile does.
+func (*Executor) Profile(context.Context, graph.Feeds, int) (Profile, error) {
+	return Profile{}, errNoTag
+}
+
 // Close has nothing to free.
 func (*Executor) Close() error { return nil }
 
