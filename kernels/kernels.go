@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
 	"sync"
 )
 
@@ -39,18 +42,22 @@ type catalogue struct {
 	err      error
 }
 
-var load = sync.OnceValue(func() (c catalogue) {
-	c.read = func(file string) ([]byte, error) { return images.ReadFile("image/" + file) }
+var load = sync.OnceValue(func() catalogue {
 	if dir := os.Getenv("SEAFAN_KERNELS"); dir != "" {
-		c.read = func(file string) ([]byte, error) { return os.ReadFile(filepath.Join(dir, file)) }
+		return open(func(file string) ([]byte, error) { return os.ReadFile(filepath.Join(dir, file)) })
 	}
+	return open(func(file string) ([]byte, error) { return images.ReadFile("image/" + file) })
+})
+
+func open(read func(file string) ([]byte, error)) (c catalogue) {
+	c.read = read
 	text, err := c.read("manifest.json")
 	if err != nil {
 		c.err = fmt.Errorf("kernels: no manifest: %w", err)
 		return c
 	}
-	if c.err = json.Unmarshal(text, &c.manifest); c.err != nil {
-		c.err = fmt.Errorf("kernels: manifest.json: %w", c.err)
+	if err := json.Unmarshal(text, &c.manifest); err != nil {
+		c.err = fmt.Errorf("kernels: manifest.json: %w", err)
 		return c
 	}
 	c.byEntry = map[string]string{}
@@ -60,7 +67,7 @@ var load = sync.OnceValue(func() (c catalogue) {
 		}
 	}
 	return c
-})
+}
 
 // Built returns the manifest of the images.
 func Built() (Manifest, error) {
@@ -82,8 +89,9 @@ func FileOf(entry string) (string, error) {
 }
 
 // Bytes returns an embedded image and fails when it is not the one that the manifest describes.
-func Bytes(file string) ([]byte, error) {
-	c := load()
+func Bytes(file string) ([]byte, error) { return load().bytes(file) }
+
+func (c catalogue) bytes(file string) ([]byte, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
@@ -101,4 +109,34 @@ func Bytes(file string) ([]byte, error) {
 		return data, nil
 	}
 	return nil, fmt.Errorf("kernels: the manifest has no image %q", file)
+}
+
+// Covers answers whether the images hold code for a compute capability (90 for 9.0), or PTX that the driver can compile for it.
+func Covers(compute int) error { return load().covers(compute) }
+
+var code = regexp.MustCompile(`\b(sm|compute)_(\d+)(a?)\b`)
+
+func (c catalogue) covers(compute int) error {
+	if c.err != nil {
+		return c.err
+	}
+	var have []string
+	for _, flag := range c.manifest.Flags {
+		_, list, found := strings.Cut(flag, ",code=")
+		if !found {
+			continue
+		}
+		for _, m := range code.FindAllStringSubmatch(list, -1) {
+			have = append(have, m[0])
+			n, err := strconv.Atoi(m[2])
+			if err != nil {
+				return fmt.Errorf("kernels: manifest.json: flag %s: %w", flag, err)
+			}
+			// PTX serves every later GPU, machine code later ones of its generation, and that of sm_90a no other.
+			if n == compute || m[3] == "" && n < compute && (m[1] == "compute" || n/10 == compute/10) {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("kernels: the images hold %s, none of which runs on compute capability %d.%d", strings.Join(have, ", "), compute/10, compute%10)
 }

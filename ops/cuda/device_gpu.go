@@ -15,9 +15,6 @@ import (
 	"github.com/seafan/seafan/kernels"
 )
 
-// minDriver is the oldest driver that can load the images: PTX and images of CUDA 13.0.
-const minDriver = 13000
-
 // Devices lists the GPUs, or none and the reason.
 func Devices() (list []DeviceInfo, reason string) {
 	if err := probe(); err != nil {
@@ -97,22 +94,10 @@ type Device struct {
 // Open opens a device by index. SEAFAN_CUDA_VARIANT=portable keeps it to the portable kernels, ptx also to their PTX.
 func Open(index int) (*Device, error) {
 	list, reason := Devices()
-	if reason != "" {
-		return nil, fmt.Errorf("cuda: device %d was asked for: %s", index, reason)
-	}
-	if index < 0 || index >= len(list) {
-		return nil, fmt.Errorf("cuda: device %d was asked for, %d present (0 to %d)", index, len(list), len(list)-1)
-	}
-	info := list[index]
-	if info.Driver < minDriver {
-		return nil, fmt.Errorf("cuda: the driver serves CUDA %d.%d, %d.%d or later is required", info.Driver/1000, info.Driver%1000/10, minDriver/1000, minDriver%1000/10)
-	}
-	if info.Compute < 80 {
-		return nil, fmt.Errorf("cuda: %v: compute capability 8.0 or later is required", info)
-	}
 	variant := os.Getenv("SEAFAN_CUDA_VARIANT")
-	if variant != "" && variant != "portable" && variant != "ptx" {
-		return nil, fmt.Errorf("cuda: SEAFAN_CUDA_VARIANT=%q: portable and ptx are known", variant)
+	info, err := pick(list, reason, index, variant)
+	if err != nil {
+		return nil, err
 	}
 	d := &Device{
 		Info: info, calls: make(chan func(), 64), done: make(chan struct{}),

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sort"
 	"strings"
+
+	"github.com/seafan/seafan/kernels"
 )
 
 // DeviceInfo describes one GPU.
@@ -19,6 +21,33 @@ type DeviceInfo struct {
 func (d DeviceInfo) String() string {
 	return fmt.Sprintf("device %d: %s, compute capability %d.%d, %d multiprocessors, %d MiB, driver for CUDA %d.%d",
 		d.Index, d.Name, d.Compute/10, d.Compute%10, d.SMs, d.Memory>>20, d.Driver/1000, d.Driver%1000/10)
+}
+
+// minDriver is the oldest driver that can load the images: PTX and images of CUDA 13.0.
+const minDriver = 13000
+
+// pick is the device that was asked for, or what is wrong with it.
+func pick(list []DeviceInfo, reason string, index int, variant string) (DeviceInfo, error) {
+	if reason != "" {
+		return DeviceInfo{}, fmt.Errorf("cuda: device %d was asked for: %s", index, reason)
+	}
+	if index < 0 || index >= len(list) {
+		return DeviceInfo{}, fmt.Errorf("cuda: device %d was asked for, %d present (0 to %d)", index, len(list), len(list)-1)
+	}
+	info := list[index]
+	if info.Driver < minDriver {
+		return info, fmt.Errorf("cuda: %v: a driver for CUDA %d.%d or later is required", info, minDriver/1000, minDriver%1000/10)
+	}
+	if info.Compute < 80 {
+		return info, fmt.Errorf("cuda: %v: compute capability 8.0 or later is required", info)
+	}
+	if err := kernels.Covers(info.Compute); err != nil {
+		return info, fmt.Errorf("cuda: %v: %w", info, err)
+	}
+	if variant != "" && variant != "portable" && variant != "ptx" {
+		return info, fmt.Errorf("cuda: SEAFAN_CUDA_VARIANT=%q: portable and ptx are known", variant)
+	}
+	return info, nil
 }
 
 // Stats is what a device's memory holds now.

@@ -24,3 +24,29 @@ func TestStatsAndErrorsAsText(t *testing.T) {
 		DeviceInfo{Name: "H200", Compute: 90, SMs: 132, Memory: 1 << 30, Driver: 13000}.String())
 	require.EqualError(t, &Error{Call: "launch of k", Code: 700, Reason: "an illegal memory access"}, "cuda: launch of k: driver error 700: an illegal memory access")
 }
+
+// What is wrong with the device that was asked for is said before anything is opened.
+func TestPickRefuses(t *testing.T) {
+	one := []DeviceInfo{{Name: "H200", Compute: 90, SMs: 132, Memory: 1 << 30, Driver: 13000}}
+	old, small := one[0], one[0]
+	old.Driver, small.Compute = 12040, 75
+	info, err := pick(one, "", 0, "ptx")
+	require.NoError(t, err)
+	require.Equal(t, one[0], info)
+	for want, x := range map[string]struct {
+		list    []DeviceInfo
+		reason  string
+		index   int
+		variant string
+	}{
+		"cuda: device 1 was asked for, 1 present (0 to 0)":                 {one, "", 1, ""},
+		"cuda: device -1 was asked for, 1 present (0 to 0)":                {one, "", -1, ""},
+		"cuda: device 2 was asked for: no CUDA driver: libcuda.so.1: gone": {nil, "no CUDA driver: libcuda.so.1: gone", 2, ""},
+		"cuda: SEAFAN_CUDA_VARIANT=\"fast\": portable and ptx are known":   {one, "", 0, "fast"},
+		"cuda: device 0: H200, compute capability 9.0, 132 multiprocessors, 1024 MiB, driver for CUDA 12.4: a driver for CUDA 13.0 or later is required": {[]DeviceInfo{old}, "", 0, ""},
+		"cuda: device 0: H200, compute capability 7.5, 132 multiprocessors, 1024 MiB, driver for CUDA 13.0: compute capability 8.0 or later is required": {[]DeviceInfo{small}, "", 0, ""},
+	} {
+		_, err := pick(x.list, x.reason, x.index, x.variant)
+		require.EqualError(t, err, want)
+	}
+}
