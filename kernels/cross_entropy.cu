@@ -1,11 +1,12 @@
-// Cross-entropy of rows of logits, for evaluation: loss[t] = log(sum(exp(x[t,:]))) - x[t, label[t]], 0 for a negative label
-// (ignored). A label at or above V gives NaN.
+// Cross-entropy of rows of logits, for evaluation: loss[t] = lse - x[t, label[t]] + zloss lse^2 with lse = log(sum(exp(x[t,:]))),
+// 0 for the ignored label, NaN for another one outside [0,V); and the mean of the rows that count.
 //
-// A block of 512 threads owns a row and reads it once, a running maximum and sum a thread, merged in a fixed order. f32
-// arithmetic. Rows of any stride; packs of 16 bytes where rows are aligned to them. Shared memory: 64 floats. Any arch.
+// A block of 512 threads owns a row and reads it once, a running maximum and sum a thread, merged in a fixed order, in f32.
+// Rows of any stride; packs of 16 bytes where rows are aligned to them. Shared memory: 64 floats. The mean: one block of 1024
+// threads, float64, in a fixed order; shared memory: 384 bytes. Any arch.
 #include "element.cuh"
 
-template <class T> __device__ __forceinline__ void cross_entropy(float* loss, const T* x, const int* labels, int v, long stride) {
+template <class T> __device__ __forceinline__ void cross_entropy(float* loss, float* lse, const T* x, const int* labels, int v, long stride, int ignore, float zloss) {
   __shared__ float scratch[64];
   constexpr int N = Pack<T>::N;
   grid_wait();
@@ -15,10 +16,10 @@ template <class T> __device__ __forceinline__ void cross_entropy(float* loss, co
   float m = -INFINITY, l = 0;
   auto add = [&](float u) {
     if (u > m) {
-      l = m == -INFINITY ? 1.f : l * __expf(m - u) + 1.f;
+      l = m == -INFINITY ? 1.f : l * expf(m - u) + 1.f;
       m = u;
     } else if (u > -INFINITY || u != u) {
-      l += __expf(u - m);
+      l += expf(u - m);
     }
   };
   int done = 0;
@@ -34,7 +35,7 @@ template <class T> __device__ __forceinline__ void cross_entropy(float* loss, co
 #pragma unroll
   for (int o = 16; o; o >>= 1) {
     const float m2 = __shfl_xor_sync(~0u, m, o), l2 = __shfl_xor_sync(~0u, l, o), x = fmaxf(m, m2);
-    if (x > -INFINITY) l = l * __expf(m - x) + l2 * __expf(m2 - x);
+    if (x > -INFINITY) l = l * expf(m - x) + l2 * expf(m2 - x);
     else l += l2;
     m = x;
   }
@@ -43,16 +44,42 @@ template <class T> __device__ __forceinline__ void cross_entropy(float* loss, co
   if (threadIdx.x > 0) return;
   m = -INFINITY, l = 0;
   for (int i = 0; i < blockDim.x / 32; i++) m = fmaxf(m, scratch[i]);
-  for (int i = 0; i < blockDim.x / 32; i++) l += scratch[32 + i] * (m > -INFINITY ? __expf(scratch[i] - m) : 1.f);
-  loss[t] = label < 0 ? 0.f : label >= v ? NAN : m + logf(l) - to_float(row[label]);
+  for (int i = 0; i < blockDim.x / 32; i++) l += scratch[32 + i] * (m > -INFINITY ? expf(scratch[i] - m) : 1.f);
+  const float sum = isinf(m) ? 0.f : logf(l), z = m + sum;
+  if (lse) lse[t] = z;
+  float y = 0;
+  if (label != ignore) {
+    y = label < 0 || label >= v ? NAN : m - to_float(row[label]) + sum;
+    if (zloss != 0) y += zloss * z * z;
+  }
+  loss[t] = y;
 }
 
-extern "C" __global__ void __launch_bounds__(512) cross_entropy_bf16(float* loss, const bf16* x, const int* labels, int v, long stride) {
-  cross_entropy<bf16>(loss, x, labels, v, stride);
-}
-extern "C" __global__ void __launch_bounds__(512) cross_entropy_f16(float* loss, const f16* x, const int* labels, int v, long stride) {
-  cross_entropy<f16>(loss, x, labels, v, stride);
-}
-extern "C" __global__ void __launch_bounds__(512) cross_entropy_f32(float* loss, const f32* x, const int* labels, int v, long stride) {
-  cross_entropy<f32>(loss, x, labels, v, stride);
+#define CROSS_ENTROPY(T)                                                                                                             \
+  extern "C" __global__ void __launch_bounds__(512)                                                                                  \
+      cross_entropy_##T(float* loss, float* lse, const T* x, const int* labels, int v, long stride, int ignore, float zloss) {       \
+    cross_entropy<T>(loss, lse, x, labels, v, stride, ignore, zloss);                                                                \
+  }
+CROSS_ENTROPY(bf16)
+CROSS_ENTROPY(f16)
+CROSS_ENTROPY(f32)
+
+// mean and count of the rows whose label is not the ignored one; 0 when there is none.
+extern "C" __global__ void __launch_bounds__(1024) cross_entropy_mean(float* mean, float* count, const float* loss, const int* labels, int rows, int ignore) {
+  __shared__ double sums[32];
+  __shared__ int counts[32];
+  grid_wait();
+  double sum = 0;
+  int n = 0;
+  for (int i = threadIdx.x; i < rows; i += blockDim.x)
+    if (labels[i] != ignore) sum += loss[i], n++;
+#pragma unroll
+  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o), n += __shfl_xor_sync(~0u, n, o);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum, counts[threadIdx.x / 32] = n;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  sum = 0, n = 0;
+  for (int i = 0; i < blockDim.x / 32; i++) sum += sums[i], n += counts[i];
+  mean[0] = (float)(sum / max(n, 1));
+  if (count) count[0] = (float)n;
 }

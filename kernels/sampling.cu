@@ -1,33 +1,40 @@
-// Draws the next token of each request from its logits, by the rules of the native sampler: repetition penalty,
-// temperature, top-k, top-p, min-p, then one draw from the tokens that are left, likeliest first (all of them in the order
-// of their ids when nothing cuts). The draw is Go's PCG-DXSM of (seed, number of the token), so the same seed gives the same
-// text wherever the sums of weights do not fall within rounding of each other.
+// Draws the next token of each request from its logits, by the rules of the native body: repetition penalty, temperature,
+// top-k, top-p, min-p, then one draw from the tokens that are left, likeliest first (all of them in the order of their ids
+// when nothing cuts). The draw is Philox4x32-10 of (number of the token; seed), so the same seed gives the same text wherever
+// the sums of weights do not fall within rounding of each other. Philox: Salmon et al., SC 2011.
 //
 // A block of 1024 threads owns a row. Temperature 0: one pass for the largest logit. Cuts: the k-th largest of the threads'
 // largest keys bounds the k-th largest key from below; one more pass gathers what is not below it, a sort in shared memory
 // by (logit, id) and float64 weights do the rest. When more than 2048 tokens are not below (k near 1024, or many ties) the
-// k-th key is found by three rounds of radix selection (11, 11 and 10 bits of an order-preserving key) first. Up to 1024
-// candidates: top-k above that, or a top-p that needs more, answers -2 and the host samples. A NaN, +Inf or nothing above
-// -Inf answers -1. Every row is independent of its batch. Logits are read in packs of 16 bytes where rows are aligned, the
-// next pack while this one is worked on. Shared memory: 24 KB; local memory: 256 bytes (the float64 exponentials of the
+// k-th key is found by three rounds of radix selection (11, 11 and 10 bits of an order-preserving key) first. Where 1024
+// candidates are not enough (top-k above that, a flat distribution) each border is found by five rounds of radix selection
+// over (key, id), by counts for top-k and by weights in fixed point, whose sums do not depend on their order, for top-p and
+// the draw. A request whose number is below 0 draws nothing and gets -1, a NaN answers -2, a largest logit that is infinite
+// -3. Every row is independent of its batch. Logits are read in packs of four where rows are aligned, the next pack while
+// this one is worked on. V up to 4194304. Shared memory: 25 KB; local memory: 256 bytes (the float64 exponentials of the
 // last step). Any arch.
 #include "element.cuh"
 
 namespace {
 constexpr int THREADS = 1024, MOST = 1024;
 
-struct Params {
-  int* token;                 // [B]
-  const float* logits;        // [B,V]
-  const uint32_t* seen;       // [B,seen_stride] bits of tokens that the penalty is for, or null
-  const float* temperature;   // [B], 0: the likeliest token
-  const float* penalty;       // [B], 1: none; null: none
-  const int* top_k;           // [B], 0: all
-  const float* top_p;         // [B], 0 or 1: all
-  const float* min_p;         // [B], 0: all
-  const unsigned long long* seed;  // [B]
-  const long long* number;         // [B], of the token to draw
-  long stride;                // of logits
+// What a request asks for; 8 words.
+struct Draw {
+  float penalty;      // 1: none
+  float temperature;  // 0: the likeliest token
+  int top_k;          // 0: all
+  float top_p;        // 0 or 1: all
+  float min_p;        // 0: all
+  int number;         // of the token to draw; below 0: none
+  uint32_t seed[2];   // low, high
+};
+
+template <class T> struct Params {
+  int* token;            // [B]
+  const T* logits;       // [B,V]
+  const Draw* draws;     // [B]
+  const uint32_t* seen;  // [B,seen_stride] bits of tokens that the penalty is for, or null
+  long stride;           // of logits
   int vocabulary, seen_stride;
 };
 
@@ -39,43 +46,51 @@ __device__ __forceinline__ uint32_t key_of(float x) {
 }
 __device__ __forceinline__ float logit_of(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-// Go's rand.New(rand.NewPCG(seed, number)).Float64().
-__device__ __forceinline__ double draw(uint64_t seed, uint64_t number) {
-  const uint64_t mul_hi = 2549297995355413924ull, mul_lo = 4865540595714422341ull, inc_hi = 6364136223846793005ull, inc_lo = 1442695040888963407ull;
-  uint64_t hi = __umul64hi(number, mul_lo) + seed * mul_lo + number * mul_hi, lo = number * mul_lo;
-  lo += inc_lo;
-  hi += inc_hi + (lo < inc_lo);
-  hi ^= hi >> 32;
-  hi *= 0xda942042e4dd58b5ull;
-  hi ^= hi >> 48;
-  hi *= lo | 1;
-  return (double)(hi << 11 >> 11) / 9007199254740992.0;
+// The upper 53 bits of the first two words of Philox4x32-10.
+__device__ __forceinline__ uint64_t random53(const Draw& d) {
+  uint32_t c0 = d.number, c1 = 0, c2 = 0, c3 = 0, k0 = d.seed[0], k1 = d.seed[1];
+#pragma unroll
+  for (int i = 0; i < 10; i++) {
+    const uint32_t h0 = __umulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0, h1 = __umulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
+    c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return ((uint64_t)c0 << 32 | c1) >> 11;
 }
+__device__ __forceinline__ double draw(const Draw& d) { return (double)random53(d) / 9007199254740992.0; }
 
 // Relative to the likeliest token. Out of line: its float64 arithmetic would take the registers of the whole kernel.
 __device__ __noinline__ double weight(uint32_t key, double top, double temperature) { return exp(((double)logit_of(key) - top) / temperature); }
 
-struct Row {
-  const float* logits;
+// Four logits from i on, 0 behind the end.
+__device__ __forceinline__ float4 unpack4(const float* p) { return *(const float4*)p; }
+template <class T> __device__ __forceinline__ float4 unpack4(const T* p) {
+  const uint2 u = *(const uint2*)p;
+  const T* v = (const T*)&u;
+  return make_float4(to_float(v[0]), to_float(v[1]), to_float(v[2]), to_float(v[3]));
+}
+
+template <class T> struct Row {
+  const T* logits;
   const uint32_t* seen;
   float penalty;
-  __device__ __forceinline__ uint32_t key(int i) const { return key(i, logits[i]); }
+  __device__ __forceinline__ uint32_t key(int i) const { return key(i, to_float(logits[i])); }
   __device__ __forceinline__ uint32_t key(int i, float z) const {
     if (seen && seen[i / 32] >> (i % 32) & 1) z = z > 0 ? z / penalty : z * penalty;
     return key_of(z);
   }
   // f(i, key, live) for every token, all lanes of a warp together; i and key mean nothing when !live.
   template <class F> __device__ __forceinline__ void each(int V, F f) const {
-    const bool packed = (uint64_t)logits % 16 == 0;
+    const bool packed = (uint64_t)logits % (4 * sizeof(T)) == 0;
     auto fetch = [&](int i) {
       float4 x = make_float4(0, 0, 0, 0);
       if (packed && i + 4 <= V) {
-        x = *(const float4*)(logits + i);
+        x = unpack4(logits + i);
       } else {
-        if (i < V) x.x = logits[i];
-        if (i + 1 < V) x.y = logits[i + 1];
-        if (i + 2 < V) x.z = logits[i + 2];
-        if (i + 3 < V) x.w = logits[i + 3];
+        if (i < V) x.x = to_float(logits[i]);
+        if (i + 1 < V) x.y = to_float(logits[i + 1]);
+        if (i + 2 < V) x.z = to_float(logits[i + 2]);
+        if (i + 3 < V) x.w = to_float(logits[i + 3]);
       }
       return x;
     };
@@ -105,8 +120,8 @@ __device__ double block_total(double x, double* scratch) {  // in a fixed order;
 }
 
 // Leaves in list the `want` best tokens, unsorted, and returns their number.
-__device__ __noinline__ int select(const Params& p, const Row& z, int want, unsigned long long* list, int* counts, int* chosen_, int* above_, int* filled_) {
-  const int V = p.vocabulary, tid = threadIdx.x, lane = tid % 32;
+template <class T> __device__ __noinline__ int select(const Row<T>& z, int V, int want, unsigned long long* list, int* counts, int* chosen_, int* above_, int* filled_) {
+  const int tid = threadIdx.x, lane = tid % 32;
   volatile int &chosen = *chosen_, &above = *above_;
   int& filled = *filled_;
   uint32_t prefix = 0, mask = 0;
@@ -177,23 +192,118 @@ __device__ __noinline__ int select(const Params& p, const Row& z, int want, unsi
   __syncthreads();
   return want;
 }
-}  // namespace
+// What is left of a row: tokens whose place is at or above the floor and whose weight is at least least.
+struct Kept {
+  unsigned long long floor;
+  double least, top, temperature;
+  int shift;  // weights in fixed point have so many binary places, so that V of them fit into 63 bits
+};
 
-extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw(const __grid_constant__ Params p) {
+// The order of the tokens, the likeliest largest: the key, then the id inverted in 22 bits.
+__device__ __forceinline__ unsigned long long place(uint32_t key, int id) { return (unsigned long long)key << 22 | (0x3fffffu - id); }
+
+template <bool WEIGHTS> __device__ __forceinline__ unsigned long long measure(const Kept& k, unsigned long long at) {
+  if (at < k.floor) return 0;
+  if (!WEIGHTS) return 1;
+  const double w = weight(at >> 22, k.top, k.temperature);
+  return w >= k.least ? __double2ull_rn(ldexp(w, k.shift)) : 0;
+}
+
+template <class T> __device__ __noinline__ unsigned long long total(const Row<T>& z, int V, const Kept& k, unsigned long long* sums) {
+  unsigned long long sum = 0;
+  for (int i = threadIdx.x; i < V; i += THREADS) sum += measure<true>(k, place(z.key(i), i));
+  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int i = 0; i < THREADS / 32; i++) sum += sums[i];
+  __syncthreads();
+  return sum;
+}
+
+// The place of the token where the sum from the top reaches the target, which is at least 1 and at most the total.
+template <bool WEIGHTS, class T>
+__device__ __noinline__ unsigned long long border(const Row<T>& z, int V, const Kept& k, unsigned long long target, unsigned long long* sums, unsigned long long* above_, int* chosen_) {
+  const int tid = threadIdx.x, lane = tid % 32, shifts[5] = {43, 32, 22, 11, 0}, widths[5] = {11, 11, 10, 11, 11};
+  volatile unsigned long long& above = *above_;
+  volatile int& chosen = *chosen_;
+  unsigned long long prefix = 0, mask = 0;
+#pragma unroll 1
+  for (int round = 0; round < 5; round++) {
+    for (int i = tid; i < 2048; i += THREADS) sums[i] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = tid; i < V; i += THREADS) {
+      const unsigned long long at = place(z.key(i), i);
+      if ((at & mask) != prefix) continue;
+      const unsigned long long m = measure<WEIGHTS>(k, at);
+      if (m) atomicAdd(sums + (at >> shifts[round] & ((1u << widths[round]) - 1)), m);
+    }
+    __syncthreads();
+    if (tid < 32) {  // the bin where the sum from the top reaches the target
+      constexpr int EACH = 2048 / 32;
+      unsigned long long mine = 0;
+      for (int i = 0; i < EACH; i++) mine += sums[2047 - (lane * EACH + i)];
+      unsigned long long upto = mine;
+      for (int o = 1; o < 32; o *= 2) {
+        const unsigned long long y = __shfl_up_sync(~0u, upto, o);
+        if (lane >= o) upto += y;
+      }
+      unsigned long long before = upto - mine;
+      if (before < target && upto >= target)
+        for (int i = 0; i < EACH; i++) {
+          const int bin = 2047 - (lane * EACH + i);
+          if (before + sums[bin] >= target) {
+            chosen = bin, above = before;
+            break;
+          }
+          before += sums[bin];
+        }
+    }
+    __syncthreads();
+    prefix |= (unsigned long long)chosen << shifts[round];
+    mask |= ((1ull << widths[round]) - 1) << shifts[round];
+    target -= above;
+    __syncthreads();
+  }
+  return prefix;
+}
+
+// The token where 1024 candidates are not enough.
+template <class T>
+__device__ __noinline__ int draw_from_many(const Row<T>& z, int V, const Draw& d, double top, unsigned long long* sums, unsigned long long* above, int* chosen) {
+  Kept k = {0, 0., top, (double)d.temperature, 62 - (32 - __clz(V))};
+  if (d.top_k > 0 && d.top_k < V) k.floor = border<false>(z, V, k, d.top_k, sums, above, chosen);
+  if (d.top_p > 0 && d.top_p < 1) {
+    const unsigned long long all = total(z, V, k, sums);
+    k.floor = border<true>(z, V, k, max(1ull, min(all, (unsigned long long)ceil((double)d.top_p * (double)all))), sums, above, chosen);
+  }
+  k.least = d.min_p;
+  const unsigned long long all = total(z, V, k, sums);
+  return 0x3fffff - (int)(border<true>(z, V, k, __umul64hi(random53(d) << 11, all) + 1, sums, above, chosen) & 0x3fffff);
+}
+
+
+template <class T> __device__ __forceinline__ void sampling_draw(const Params<T>& p) {
   __shared__ unsigned long long list[2 * MOST];  // key and inverted id, so that larger is better
   __shared__ __align__(8) int counts[2048];      // later the weights
   __shared__ double scratch[32];
-  __shared__ unsigned long long best;
+  __shared__ unsigned long long best;  // also a sum
   __shared__ int chosen, above, filled;
   const int row = blockIdx.x, V = p.vocabulary, tid = threadIdx.x, lane = tid % 32;
   grid_wait();
-  Row z;
+  const Draw d = p.draws[row];
+  if (d.number < 0) {
+    if (tid == 0) p.token[row] = -1;
+    return;
+  }
+  Row<T> z;
   z.logits = p.logits + row * p.stride;
-  z.penalty = p.penalty ? p.penalty[row] : 1.f;
+  z.penalty = d.penalty;
   z.seen = p.seen && z.penalty != 1.f ? p.seen + (long)row * p.seen_stride : nullptr;
-  const double temperature = p.temperature[row];
-  const float top_p = p.top_p[row], min_p = p.min_p[row];
-  const int top_k = p.top_k[row];
+  const double temperature = d.temperature;
+  const float top_p = d.top_p, min_p = d.min_p;
+  const int top_k = d.top_k;
   const bool cut_k = top_k > 0 && top_k < V, cut_p = top_p > 0 && top_p < 1, cuts = top_k > 0 || cut_p || min_p > 0;
 
   if (temperature == 0 || !cuts) {
@@ -208,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw(const __grid
     __syncthreads();
     const float top = logit_of(best >> 32);
     if ((uint32_t)(best >> 32) == 0xffffffffu || isinf(top)) {
-      if (tid == 0) p.token[row] = -1;
+      if (tid == 0) p.token[row] = isinf(top) ? -3 : -2;
       return;
     }
     if (temperature == 0) {
@@ -228,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw(const __grid
       if (i == tid) before = total;
       total += runs[i];
     }
-    const double u = draw(p.seed[row], p.number[row]) * total;
+    const double u = draw(d) * total;
     if (u >= before && u < before + sum) {
       double at = before;
       int last = -1;
@@ -276,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw(const __grid
   });
   __syncthreads();
   int n = filled;
-  if (n > 2 * MOST) n = select(p, z, want, list, counts, &chosen, &above, &filled);
+  if (n > 2 * MOST) n = select(z, V, want, list, counts, &chosen, &above, &filled);
   int size = 2;
   while (size < n) size *= 2;
   for (int i = n + tid; i < size; i += THREADS) list[i] = 0;
@@ -286,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw(const __grid
   const uint32_t first_key = list[0] >> 32;
   const double top = logit_of(first_key);
   if (first_key == 0xffffffffu || isinf(top)) {
-    if (tid == 0) p.token[row] = -1;
+    if (tid == 0) p.token[row] = isinf(top) ? -3 : -2;
     return;
   }
   double total = 0;
@@ -299,36 +409,47 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw(const __grid
   double* weights = (double*)counts;
   if (tid < n) weights[tid] = weight(list[tid] >> 32, top, temperature);
   __syncthreads();
-  if (tid > 0) return;
-  int kept = n;
-  bool complete = cut_k && top_k <= MOST || V <= MOST;
-  while (kept > 1 && weights[kept - 1] == 0) kept--, complete = true;
-  if (cut_p) {
-    if (cut_k)
-      for (int i = 0; i < kept; i++) total += weights[i];
-    double sum = 0;
-    for (int i = 0; i < kept; i++)
-      if ((sum += weights[i]) >= (double)top_p * total) {
-        kept = i + 1;
+  if (tid == 0) {
+    int kept = n;
+    bool complete = cut_k && top_k <= MOST || V <= MOST;
+    while (kept > 1 && weights[kept - 1] == 0) kept--, complete = true;
+    const bool known = complete || !cut_k || !cut_p;  // else top-p is a share of more tokens than there are candidates
+    if (cut_p && known) {
+      if (cut_k)
+        for (int i = 0; i < kept; i++) total += weights[i];
+      double sum = 0;
+      for (int i = 0; i < kept; i++)
+        if ((sum += weights[i]) >= (double)top_p * total) {
+          kept = i + 1;
+          complete = true;
+          break;
+        }
+    }
+    for (int i = 0; i < kept && known; i++)
+      if (weights[i] < (double)min_p) {
+        kept = i;
         complete = true;
         break;
       }
-  }
-  for (int i = 0; i < kept; i++)
-    if (weights[i] < (double)min_p) {
-      kept = i;
-      complete = true;
-      break;
+    chosen = complete;
+    if (complete) {
+      double sum = 0;
+      for (int i = 0; i < kept; i++) sum += weights[i];
+      double u = draw(d) * sum;
+      int at = 0;
+      for (; at < kept - 1; at++)
+        if ((u -= weights[at]) < 0) break;
+      p.token[row] = ~(uint32_t)list[at];
     }
-  if (!complete) {
-    p.token[row] = -2;
-    return;
   }
-  double sum = 0;
-  for (int i = 0; i < kept; i++) sum += weights[i];
-  double u = draw(p.seed[row], p.number[row]) * sum;
-  int at = 0;
-  for (; at < kept - 1; at++)
-    if ((u -= weights[at]) < 0) break;
-  p.token[row] = ~(uint32_t)list[at];
+  __syncthreads();
+  if (chosen) return;
+  __syncthreads();
+  const int token = draw_from_many(z, V, d, top, list, &best, &chosen);
+  if (tid == 0) p.token[row] = token;
 }
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw_bf16(const __grid_constant__ Params<bf16> p) { sampling_draw(p); }
+extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw_f16(const __grid_constant__ Params<f16> p) { sampling_draw(p); }
+extern "C" __global__ void __launch_bounds__(1024, 1) sampling_draw_f32(const __grid_constant__ Params<f32> p) { sampling_draw(p); }

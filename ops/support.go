@@ -21,7 +21,7 @@ type Supported struct {
 var cudaForward = map[string]bool{
 	"add": true, "affine": true, "append_pages": true, "append_rotary": true, "attention": true, "cross_entropy": true, "embedding": true, "experts": true, "geglu": true,
 	"join": true, "latent_kv": true, "latent_query": true, "latent_value": true, "layernorm": true, "linear": true, "paged_attention": true, "reshape": true, "rmsnorm": true,
-	"rotary": true, "route": true, "route_weights": true, "split": true, "swiglu": true,
+	"rotary": true, "route": true, "route_weights": true, "sampling": true, "split": true, "swiglu": true,
 }
 
 // Support lists every registered op that models use, sorted by name.

@@ -1,10 +1,12 @@
 package generate
 
 import (
+	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
-	"slices"
+
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // Sampling says how the next token is drawn from the logits. The zero value
@@ -56,130 +58,41 @@ func (s Sampling) Check() error {
 	return nil
 }
 
-// sampler draws the tokens of one request.
-type sampler struct {
-	Sampling
-	seen   []bool // tokens that the penalty is for
-	cands  []candidate
-	greedy bool
-	pcg    *rand.PCG
-	rand   *rand.Rand // draws from pcg, which each token seeds anew
+// draw is what a step's plan is told of the draw of token number n; below 0:
+// none is drawn.
+func (s Sampling) draw(n int) ops.Draw {
+	d := ops.Draw{Penalty: 1, Temperature: narrow(s.Temperature), TopK: int32(min(s.TopK, math.MaxInt32)), TopP: narrow(s.TopP), MinP: narrow(s.MinP), Number: int32(n), Seed: s.Seed}
+	if s.penalised() {
+		d.Penalty = max(narrow(s.RepetitionPenalty), math.SmallestNonzeroFloat32)
+	}
+	return d
 }
 
-type candidate struct {
-	id int32
-	p  float64 // logit, then weight relative to the likeliest
+func (s Sampling) penalised() bool { return s.RepetitionPenalty != 0 && s.RepetitionPenalty != 1 }
+
+// narrow rounds to float32, a number too large to the largest.
+func narrow(x float64) float32 { return float32(min(x, math.MaxFloat32)) }
+
+// noToken says why a draw gave no token.
+func noToken(answer int32) error {
+	if answer == native.NaNLogit {
+		return errors.New("generate: no token can be drawn: a logit is NaN")
+	}
+	return errors.New("generate: no token can be drawn: the largest logit is infinite")
 }
 
-func newSampler(s Sampling, vocab int) *sampler {
-	p := &sampler{Sampling: s, greedy: s.Temperature == 0, pcg: new(rand.PCG)}
-	p.rand = rand.New(p.pcg)
-	if p.RepetitionPenalty == 0 {
-		p.RepetitionPenalty = 1
+// seen is the set of the tokens that a penalty is for, a bit each.
+type seen []int32
+
+func (s Sampling) newSeen(vocab int) seen {
+	if !s.penalised() {
+		return nil
 	}
-	if p.RepetitionPenalty != 1 {
-		p.seen = make([]bool, vocab)
-	}
-	if !p.greedy {
-		p.cands = make([]candidate, 0, vocab)
-	}
-	return p
+	return make(seen, (vocab+31)/32)
 }
 
-// saw tells the sampler of a token of the prompt or the text.
-func (s *sampler) saw(id int32) {
-	if s.seen != nil {
-		s.seen[id] = true
+func (s seen) add(id int32) {
+	if s != nil {
+		s[id/32] |= 1 << (id % 32)
 	}
-}
-
-func (s *sampler) logit(logits []float32, id int) float64 {
-	z := float64(logits[id])
-	if s.seen == nil || !s.seen[id] {
-		return z
-	}
-	if z > 0 {
-		return z / s.RepetitionPenalty
-	}
-	return z * s.RepetitionPenalty
-}
-
-// next draws token number n from the logits. Logits of -Inf are never drawn;
-// NaN, or nothing above -Inf, is an error.
-func (s *sampler) next(logits []float32, n int) (int32, error) {
-	best, top := -1, math.Inf(-1)
-	for id := range logits {
-		z := s.logit(logits, id)
-		if math.IsNaN(z) {
-			return 0, fmt.Errorf("generate: the logit of token %d is NaN", id)
-		}
-		if z > top {
-			best, top = id, z
-		}
-	}
-	if best < 0 || math.IsInf(top, 1) {
-		return 0, fmt.Errorf("generate: no token can be drawn: the largest logit is %v", top)
-	}
-	if s.greedy {
-		return int32(best), nil
-	}
-	c := s.cands[:0]
-	for id := range logits {
-		// exp of the distance to the top: at most 1, and 0 far below.
-		if w := math.Exp((s.logit(logits, id) - top) / s.Temperature); w > 0 {
-			c = append(c, candidate{int32(id), w})
-		}
-	}
-	s.cands = c
-	c = s.cut(c)
-	total := 0.0
-	for _, x := range c {
-		total += x.p
-	}
-	s.pcg.Seed(s.Seed, uint64(n))
-	u := s.rand.Float64() * total
-	for _, x := range c {
-		if u -= x.p; u < 0 {
-			return x.id, nil
-		}
-	}
-	return c[len(c)-1].id, nil // the sum rounded up to its end
-}
-
-// cut applies top-k, top-p and min-p.
-func (s *sampler) cut(c []candidate) []candidate {
-	if s.TopK == 0 && (s.TopP == 0 || s.TopP == 1) && s.MinP == 0 {
-		return c
-	}
-	slices.SortFunc(c, func(a, b candidate) int {
-		switch {
-		case a.p > b.p:
-			return -1
-		case a.p < b.p:
-			return 1
-		}
-		return int(a.id) - int(b.id)
-	})
-	if s.TopK > 0 && s.TopK < len(c) {
-		c = c[:s.TopK]
-	}
-	if s.TopP > 0 && s.TopP < 1 {
-		total := 0.0
-		for _, x := range c {
-			total += x.p
-		}
-		sum := 0.0
-		for i, x := range c {
-			if sum += x.p; sum >= s.TopP*total {
-				c = c[:i+1]
-				break
-			}
-		}
-	}
-	for i, x := range c {
-		if x.p < s.MinP {
-			return c[:i]
-		}
-	}
-	return c
 }

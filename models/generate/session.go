@@ -16,7 +16,16 @@ import (
 	"sync"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// The inputs of a step besides the model's.
+const (
+	inputDraws = "draws"
+	inputSeen  = "seen"
 )
 
 // Model is what a session needs of a model; models.Transformer is one.
@@ -56,8 +65,8 @@ type Session struct {
 	free   []int32       // pages
 	slots  []int32       // free slots of recurrent states
 	active []*Request
-	steps  map[[2]int]*step // by tokens and requests
-	take   []int            // tokens that each active request brings to a step
+	steps  map[stepSize]*step
+	take   []int // tokens that each active request brings to a step
 	failed error
 }
 
@@ -83,14 +92,14 @@ func New(m Model, o Options) (*Session, error) {
 	if o.Compile == nil {
 		o.Compile = func(p *graph.Plan) (graph.Executor, error) { return p.Native() }
 	}
-	s := &Session{model: m, opts: o, vocab: vocab, eos: eos, states: graph.NewParams(), steps: map[[2]int]*step{}}
+	s := &Session{model: m, opts: o, vocab: vocab, eos: eos, states: graph.NewParams(), steps: map[stepSize]*step{}}
 	for p := range s.pages() {
 		s.free = append(s.free, int32(s.pages()-1-p))
 	}
 	for r := range o.Requests {
 		s.slots = append(s.slots, int32(o.Requests-1-r))
 	}
-	_, err := s.step(1, 1) // tells now what is wrong with the model
+	_, err := s.step(1, 1, false) // tells now what is wrong with the model
 	return s, err
 }
 
@@ -119,16 +128,17 @@ func (s *Session) Close() error {
 
 // Request is one text in the making.
 type Request struct {
-	s       *Session
-	tokens  []int32 // prompt and text
-	prompt  int     // of them, those that Add was given
-	first   int     // what the graph takes as the position of the first
-	given   int     // of them, the prompt and what Next has returned
-	cached  int     // of them, those whose keys and values are in pages
-	pages   []int32
-	slot    int32 // of its recurrent states, which its first step begins at zeros
-	sampler *sampler
-	err     error
+	s      *Session
+	tokens []int32 // prompt and text
+	prompt int     // of them, those that Add was given
+	first  int     // what the graph takes as the position of the first
+	given  int     // of them, the prompt and what Next has returned
+	cached int     // of them, those whose keys and values are in pages
+	pages  []int32
+	slot   int32 // of its recurrent states, which its first step begins at zeros
+	draws  Sampling
+	seen   seen // nil without a penalty
+	err    error
 }
 
 // Tokens is the number of tokens of the prompt and of those that Next has
@@ -165,14 +175,19 @@ func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
 	}
 	// Room for the whole context, so that a step never allocates.
 	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), prompt: len(prompt), first: s.first(len(prompt)), given: len(prompt),
-		pages: make([]int32, 0, s.perRequest()), sampler: newSampler(o, s.vocab)}
-	r.tokens = append(r.tokens, prompt...)
+		pages: make([]int32, 0, s.perRequest()), draws: o, seen: o.newSeen(s.vocab)}
 	for _, id := range prompt {
-		r.sampler.saw(id)
+		r.push(id)
 	}
 	r.slot, s.slots = s.slots[len(s.slots)-1], s.slots[:len(s.slots)-1]
 	s.active = append(s.active, r)
 	return r, nil
+}
+
+// push puts a token at the end of the text.
+func (r *Request) push(id int32) {
+	r.tokens = append(r.tokens, id)
+	r.seen.add(id)
 }
 
 // Remove ends a request and gives its pages and its slot back.
@@ -223,8 +238,9 @@ func (s *Session) advance(ctx context.Context) error {
 		return s.failed
 	}
 	s.take = s.take[:0]
-	total := 0
+	total, penalised := 0, false
 	for i, r := range s.active {
+		penalised = penalised || r.seen != nil
 		// Every later request keeps room for one token.
 		n := min(len(r.tokens)-r.cached, s.opts.Chunk-total-(len(s.active)-i-1))
 		if r.given < len(r.tokens) || len(r.tokens) == s.opts.Context || r.err != nil {
@@ -233,7 +249,7 @@ func (s *Session) advance(ctx context.Context) error {
 		s.take = append(s.take, n)
 		total += n
 	}
-	st, err := s.step(total, len(s.active))
+	st, err := s.step(total, len(s.active), penalised)
 	if err != nil {
 		return err
 	}
@@ -256,48 +272,58 @@ func (s *Session) advance(ctx context.Context) error {
 		}
 		return err // the step can be taken again: it writes the same rows
 	}
-	logits, err := st.run.Value(st.logits)
+	drawn, err := st.run.Value(st.drawn)
 	if err != nil {
 		return err
 	}
-	rows := graph.Data[float32](logits)
-	for i, r := range s.active {
+	for i, id := range graph.Data[int32](drawn)[:len(s.active)] {
+		r := s.active[i]
 		r.cached += s.take[i]
-		if s.take[i] == 0 || r.cached < len(r.tokens) {
-			continue
+		switch {
+		case id >= 0:
+			r.push(id)
+		case id != native.NoDraw:
+			r.err = noToken(id)
 		}
-		var id int32
-		if id, r.err = r.sampler.next(rows[i*s.vocab:(i+1)*s.vocab], len(r.tokens)); r.err != nil {
-			continue
-		}
-		r.sampler.saw(id)
-		r.tokens = append(r.tokens, id)
 	}
 	return nil
 }
 
-// step is a plan for one size of step, with its inputs.
-type step struct {
-	run    graph.Executor
-	logits *graph.Node
-	feeds  graph.Feeds
+// stepSize says which plan serves a step.
+type stepSize struct {
+	tokens, requests int
+	penalised        bool
+}
 
-	tokens, positions, slots, qo, indptr, indices, lastLen, lastRow, stateSlots, starts []int32
+// step is a plan for one size of step, with its inputs. The draw of the next
+// tokens is its last node: logits stay where the plan runs.
+type step struct {
+	run   graph.Executor
+	drawn *graph.Node
+	feeds graph.Feeds
+
+	tokens, positions, slots, qo, indptr, indices, lastLen, lastRow, stateSlots, starts, draws, seen []int32
 
 	recurrent bool // the model has states beside the pages
 }
 
 // step finds or builds the plan that holds so many tokens and requests.
-func (s *Session) step(tokens, requests int) (*step, error) {
-	key := [2]int{powerOfTwo(tokens), powerOfTwo(requests)}
+func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
+	key := stepSize{powerOfTwo(tokens), powerOfTwo(requests), penalised}
 	if st := s.steps[key]; st != nil {
 		return st, nil
 	}
-	t, r := key[0], key[1]
+	t, r, words := key.tokens, key.requests, (s.vocab+31)/32
 	indices := s.pages()
 	b := graph.New(graph.Share(s.model.Params()), graph.States(s.states))
-	st := &step{logits: s.model.Packed(b, s.shape(t, r))}
-	plan, err := b.Plan(st.logits)
+	st := &step{}
+	logits := s.model.Packed(b, s.shape(t, r))
+	var seen []*graph.Node
+	if penalised {
+		seen = append(seen, b.Input(inputSeen, dtype.Int32, r, words))
+	}
+	st.drawn = ops.Sampling(logits, b.Input(inputDraws, dtype.Int32, r, native.DrawWords), seen...)
+	plan, err := b.Plan(st.drawn)
 	if err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
 	}
@@ -318,6 +344,7 @@ func (s *Session) step(tokens, requests int) (*step, error) {
 		models.PackedQOIndptr: {&st.qo, r + 1}, models.PackedPageIndptr: {&st.indptr, r + 1}, models.PackedPageIndices: {&st.indices, indices},
 		models.PackedLastPageLen: {&st.lastLen, r}, models.PackedLastRows: {&st.lastRow, r},
 		models.PackedStateSlots: {&st.stateSlots, r}, models.PackedStateStarts: {&st.starts, r},
+		inputDraws: {&st.draws, r * native.DrawWords}, inputSeen: {&st.seen, r * words},
 	} {
 		*x.to = make([]int32, x.n)
 		if asked[name] {
@@ -377,14 +404,23 @@ func (st *step) fill(s *Session) error {
 		st.lastLen[i] = int32((end+size-1)%size + 1)
 		st.lastRow[i] = int32(max(row-1, 0))
 		st.stateSlots[i], st.starts[i] = -1, 0
+		number := -1
 		if s.take[i] > 0 {
 			st.stateSlots[i] = r.slot
+			if end == len(r.tokens) {
+				number = end
+			}
+		}
+		r.draws.draw(number).Put(st.draws[i*native.DrawWords:])
+		if r.seen != nil {
+			copy(st.seen[i*len(r.seen):], r.seen)
 		}
 		if r.cached == 0 {
 			st.starts[i] = 1
 		}
 	}
 	for i := len(s.active); i < len(st.lastLen); i++ {
+		Sampling{}.draw(-1).Put(st.draws[i*native.DrawWords:])
 		st.qo[i+1], st.indptr[i+1], st.lastLen[i], st.lastRow[i] = int32(row), int32(page), 0, 0
 		st.stateSlots[i], st.starts[i] = -1, 0
 	}

@@ -53,6 +53,33 @@ func (r *Request) rows(p *graph.Param) []int32 {
 	return nil
 }
 
+// keeper is an executor that keeps states itself, as a device does.
+type keeper interface {
+	Keeps(p *graph.Param) bool
+	ReadState(p *graph.Param, at int, dst []byte) error
+	WriteState(p *graph.Param, at int, src []byte) error
+}
+
+// copyState copies a part of a pool, from byte at on, out of it or into it.
+func (s *Session) copyState(p *graph.Param, at int, mem []byte, in bool) error {
+	for _, st := range s.steps {
+		k, ok := st.run.(keeper)
+		switch {
+		case !ok || !k.Keeps(p):
+			continue
+		case in:
+			return k.WriteState(p, at, mem)
+		}
+		return k.ReadState(p, at, mem)
+	}
+	if pool := p.Tensor().Bytes()[at:][:len(mem)]; in {
+		copy(pool, mem)
+	} else {
+		copy(mem, pool)
+	}
+	return nil
+}
+
 // Snapshot is a copy of a request in the middle of its text. It belongs to the
 // model and the page size of its session, not to the session.
 type Snapshot struct {
@@ -72,7 +99,7 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 	if !slices.Contains(s.active, r) {
 		return nil, errors.New("generate: the request was removed")
 	}
-	n := &Snapshot{sampling: r.sampler.Sampling, tokens: slices.Clone(r.tokens), prompt: r.prompt, given: r.given, cached: r.cached,
+	n := &Snapshot{sampling: r.draws, tokens: slices.Clone(r.tokens), prompt: r.prompt, given: r.given, cached: r.cached,
 		pageSize: s.opts.PageSize, pools: map[string][]byte{}}
 	for _, p := range s.states.All() {
 		one := p.Type.Bytes() / p.Type.Shape[0]
@@ -80,8 +107,14 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 		if s.paged(p) { // a step that was cancelled may have taken pages already
 			rows = rows[:pagesOf(r.cached, s.opts.PageSize)]
 		}
-		for _, row := range rows {
-			n.pools[p.Name] = append(n.pools[p.Name], p.Tensor().Bytes()[int(row)*one:(int(row)+1)*one]...)
+		all := make([]byte, len(rows)*one)
+		for i, row := range rows {
+			if err := s.copyState(p, int(row)*one, all[i*one:(i+1)*one], false); err != nil {
+				return nil, err
+			}
+		}
+		if len(all) > 0 {
+			n.pools[p.Name] = all
 		}
 	}
 	return n, r.err
@@ -106,7 +139,7 @@ func (s *Session) Restore(n *Snapshot) (*Request, error) {
 		return nil, fmt.Errorf("%w: no free page", ErrContextFull)
 	}
 	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), prompt: n.prompt, first: s.first(n.prompt), given: n.given, cached: n.cached,
-		pages: make([]int32, 0, s.perRequest()), sampler: newSampler(n.sampling, s.vocab)}
+		pages: make([]int32, 0, s.perRequest()), draws: n.sampling, seen: n.sampling.newSeen(s.vocab)}
 	left := len(s.free) - pages
 	r.pages = append(r.pages, s.free[left:]...)
 	r.slot = s.slots[len(s.slots)-1]
@@ -131,13 +164,14 @@ func (s *Session) Restore(n *Snapshot) (*Request, error) {
 	for _, p := range s.states.All() {
 		one := p.Type.Bytes() / p.Type.Shape[0]
 		for i, row := range r.rows(p) {
-			copy(p.Tensor().Bytes()[int(row)*one:], n.pools[p.Name][i*one:(i+1)*one])
+			if err := s.copyState(p, int(row)*one, n.pools[p.Name][i*one:(i+1)*one], true); err != nil {
+				return nil, err
+			}
 		}
 	}
 	s.free, s.slots = s.free[:left], s.slots[:len(s.slots)-1]
-	r.tokens = append(r.tokens, n.tokens...)
-	for _, id := range r.tokens {
-		r.sampler.saw(id)
+	for _, id := range n.tokens {
+		r.push(id)
 	}
 	s.active = append(s.active, r)
 	return r, nil

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,12 +81,13 @@ func TestDeviceExecutorCases(t *testing.T) {
 		onDevice, native := map[string]int{}, map[string]int{}
 		for _, c := range list {
 			t.Run(strings.ReplaceAll(fmt.Sprintf("%s/%s/%s", dt, c.Op, c.Name), " ", "_"), func(t *testing.T) {
-				switch {
-				case dt != dtype.Float32:
+				if dt != dtype.Float32 {
 					c.C = narrowBound * roundoffsOf(dt)
-				case c.Op == "cross_entropy":
-					c.C = 60 // the kernel's exponentials are approximate
 				} // else the bound is native's
+				if c.Op == "sampling" { // draws are from the logits as the device has them
+					c.In = slices.Clone(c.In)
+					c.In[0].F = decode(deviceType(t, dt), encode(deviceType(t, dt), c.In[0].F))
+				}
 				n := 0
 				c.Forward(t, dtype.Float32, once(t, dt, &n))
 				if n > 0 {
@@ -97,6 +99,12 @@ func TestDeviceExecutorCases(t *testing.T) {
 		}
 		fmt.Printf("CASES\t%s\ton the device %v\tnative %v\n", dt, onDevice, native)
 	}
+}
+
+func deviceType(t testing.TB, dt dtype.DType) DType {
+	c, err := Options{Compute: dt}.compute()
+	require.NoError(t, err)
+	return c
 }
 
 func one(n *graph.Node) []*graph.Node { return []*graph.Node{n} }

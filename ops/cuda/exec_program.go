@@ -210,7 +210,7 @@ func (p *program) survey() error {
 			p.wide[in.node], in.float = true, false
 		}
 	}
-	// Logits that are read as a result, by the loss or by a router keep the precision of the product.
+	// Logits that are read as a result, by the loss, by the draw or by a router keep the precision of the product.
 	out := map[*graph.Node]bool{}
 	for _, o := range p.plan.Outputs {
 		out[rootOf(o)] = true
@@ -223,8 +223,8 @@ func (p *program) survey() error {
 		if n.Op().Name() != "linear" {
 			continue
 		}
-		loss := len(p.consumers[n]) > 0 && !slices.ContainsFunc(p.consumers[n], func(c *graph.Node) bool { return c.Op().Name() != "cross_entropy" })
-		p.wide[n] = loss || p.routed(n) || out[n] && len(p.consumers[n]) == 0
+		others := slices.ContainsFunc(p.consumers[n], func(c *graph.Node) bool { return c.Op().Name() != "cross_entropy" && c.Op().Name() != "sampling" })
+		p.wide[n] = p.routed(n) || !others && (out[n] || len(p.consumers[n]) > 0)
 	}
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 // The bodies of the ops that have kernels, attention apart.
 func init() {
 	Register("embedding", embeddingBody)
-	Register("affine", affineBody)
 	Register("linear", func(c *Call) error { return linearBody(c, nil) })
 	Register("rmsnorm", rmsNormBody)
 	Register("layernorm", layerNormBody)
@@ -64,25 +63,6 @@ func embeddingBody(c *Call) error {
 		return err
 	}
 	c.checkInts(0, 0, e.Vocabulary-1, "ids")
-	return e.Launch(c)
-}
-
-// affineBody scales rows as a lookup of every row in its turn; a sum has no kernel.
-func affineBody(c *Call) error {
-	o, t := c.Node.Op().(ops.AffineOp), c.Node.Type()
-	if o.Add != 0 {
-		return unsupported("affine", "%g x + %g: a kernel scales, it does not add", o.Mul, o.Add)
-	}
-	rows := rowsOf(t)
-	e := Embedding{Type: c.Type(), T: rows, D: lastDim(t), Vocabulary: rows, Scale: float32(o.Mul), Y: c.Output(0)}
-	e.IDs = c.Prepared([2]any{"rows", rows}, "rows", rows, func(dst []int32, _ graph.Feeds) {
-		for i := range dst {
-			dst[i] = int32(i)
-		}
-	})
-	if err := c.inputs(0, &e.Table); err != nil {
-		return err
-	}
 	return e.Launch(c)
 }
 

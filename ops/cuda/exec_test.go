@@ -118,21 +118,53 @@ func TestExecutorPreparesRequests(t *testing.T) {
 	}
 }
 
+type opaque struct{}
+
+func (opaque) Name() string                                { return "cuda_test_opaque" }
+func (opaque) Infer(in []graph.Type) ([]graph.Type, error) { return in, nil }
+
 // Fallback is node by node, names the reason and the copies, and strict refuses it.
 func TestExecutorFallsBack(t *testing.T) {
+	if _, ok := graph.Lookup("cuda_test_opaque"); !ok {
+		graph.Register(graph.Def{Name: "cuda_test_opaque", Native: func(*graph.Call) error { return nil }})
+	}
 	b := graph.New()
 	x := b.Input("x", dtype.Float32, 3, 16)
-	y := ops.Affine(ops.Add(x, x), 2, 1)
+	y := graph.Apply(opaque{}, ops.Add(x, x))
 	z := ops.Add(y, y)
 	plan, err := b.Plan(z)
 	require.NoError(t, err)
 	p, err := lower(plan, targets["sm_90"], BF16, false, nil)
 	require.NoError(t, err)
 	require.Contains(t, p.String(), "cuda: H200, compute bf16: 2 of 3 steps on the device")
-	require.Contains(t, p.String(), "affine: no CUDA kernel: 2 x + 1: a kernel scales, it does not add; copy add to the host, 96 bytes; copy affine to the device, 96 bytes")
+	require.Contains(t, p.String(), "cuda_test_opaque: no CUDA kernel: none is registered; copy add to the host, 96 bytes; copy cuda_test_opaque to the device, 96 bytes")
 	_, err = lower(plan, targets["sm_90"], BF16, true, nil)
-	require.EqualError(t, err, "cuda: affine: affine: no CUDA kernel: 2 x + 1: a kernel scales, it does not add (strict: no native fallback)")
+	require.EqualError(t, err, "cuda: cuda_test_opaque: cuda_test_opaque: no CUDA kernel: none is registered (strict: no native fallback)")
 	require.ErrorIs(t, err, ErrUnsupported)
+}
+
+// The loss for evaluation: z-loss, lse and the mean have kernels, labels are looked at before a run.
+func TestExecutorLoss(t *testing.T) {
+	b := graph.New()
+	logits := ops.Linear(b.Input("x", dtype.Float32, 3, 16), b.Param("w", 40, 16))
+	b.Store().Get("w").Touch()
+	rs := graph.ApplyAll("loss", ops.CrossEntropyOp{Ignore: 7, ZLoss: 0.5}, logits, b.Input("labels", dtype.Int32, 3))
+	plan, err := b.Plan(rs...)
+	require.NoError(t, err)
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	require.Contains(t, p.launchText(), "cross_entropy_f32 grid[3,1,1] block 512 shared 0 overlap: loss=scratch lse=loss+128 x=w#2 labels=labels v=40 stride=40 ignore=7 zloss=0.5\n"+
+		"cross_entropy_mean grid[1,1,1] block 1024 shared 0 overlap: mean=loss count=loss+64 loss=scratch labels=labels rows=3 ignore=7")
+	for want, labels := range map[string][]int32{
+		"": {0, 39, 7}, "cuda: cross_entropy: label of row 1 is 40, neither in [0,40) nor the ignored 7": {7, 40, 0}, "cuda: cross_entropy: label of row 2 is -100, neither in [0,40) nor the ignored 7": {7, 1, -100},
+	} {
+		err := p.stage(graph.Feeds{"x": make([]float32, 48), "labels": labels}, make([]byte, p.fed.bytes))
+		if want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.EqualError(t, err, want)
+	}
 }
 
 // A state has one home: what one plan keeps on the host, a later one does not take to the device.
@@ -155,6 +187,45 @@ func TestExecutorStatesHaveOneHome(t *testing.T) {
 	later, err := lower(plan, targets["sm_90"], BF16, false, f32.homes())
 	require.NoError(t, err)
 	require.Contains(t, later.String(), "is kept on the host")
+}
+
+// The draw runs behind the logits, which stay in f32 on the device: tokens alone come back. Draws out of range are refused.
+func TestExecutorDrawsOnTheDevice(t *testing.T) {
+	b := graph.New(graph.Share(tiny(t, nil).Params()), graph.States(graph.NewParams()))
+	logits := tiny(t, nil).Packed(b, models.Packed{Tokens: 4, Requests: 4, Pages: 8, PageSize: 16, Indices: 8})
+	drawn := ops.Sampling(logits, b.Input("draws", dtype.Int32, 4, 8), b.Input("seen", dtype.Int32, 4, 8))
+	plan, err := b.Plan(drawn)
+	require.NoError(t, err)
+	for _, compute := range []DType{BF16, F16} {
+		p, err := lower(plan, targets["sm_90"], compute, true, nil)
+		require.NoError(t, err)
+		require.Contains(t, p.launchText(), "sampling_draw_f32 grid[4,1,1]")
+		require.Len(t, p.outputs, 1)
+		require.False(t, p.outputs[0].onHost)
+		require.Equal(t, graph.T(dtype.Int32, 4), p.outputs[0].typ)
+		require.Equal(t, F32, p.stored(logits))
+	}
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	feeds := graph.Feeds{}
+	for _, in := range p.inputs {
+		feeds[in.node.Name()] = make([]int32, in.node.Type().Size())
+	}
+	require.EqualError(t, p.stage(feeds, make([]byte, p.fed.bytes)), "cuda: sampling: penalty of request 0 must be above 0 and finite, got 0")
+}
+
+// Lengths of keys are looked at before anything runs.
+func TestExecutorChecksLengths(t *testing.T) {
+	b := graph.New()
+	q, kv := b.Input("q", dtype.Float32, 2, 1, 4, 64), b.Input("kv", dtype.Float32, 2, 10, 4, 64)
+	plan, err := b.Plan(ops.Attention(q, kv, kv, ops.AttentionOptions{KVLen: b.Input("kv_len", dtype.Int32, 2)}))
+	require.NoError(t, err)
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	for _, bad := range []int32{-1, 11} {
+		err := p.stage(graph.Feeds{"q": make([]float32, 512), "kv": make([]float32, 5120), "kv_len": []int32{10, bad}}, make([]byte, p.fed.bytes))
+		require.EqualError(t, err, fmt.Sprintf("cuda: attention: kv_len must be 0 to 10, got %d at index 1 of kv_len", bad))
+	}
 }
 
 type double struct{}

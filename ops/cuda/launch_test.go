@@ -47,7 +47,7 @@ func layer(m int) []interface{ Launch(Queue) error } {
 		Gated{Type: BF16, Gate: GeGLUTanh, Rows: m, F: f, Y: act, G: at("g", 23), Up: at("u", 24)},
 		LayerNorm{Type: F16, Rows: m, D: 1000, Eps: 1e-5, Y: h, X: x, W: at("norm", 12)},
 		Embedding{Type: BF16, T: m, D: d, Vocabulary: 128256, Scale: 1, Y: x, Table: at("table", 25), IDs: at("ids", 26)},
-		Sampling{B: m, V: 128256, Token: at("token", 27), Logits: at("logits", 28), Temperature: at("temperature", 29), TopK: at("top_k", 30), TopP: at("top_p", 31), MinP: at("min_p", 32), Seed: at("seed", 33), Number: at("number", 34)},
+		Sampling{Type: F32, B: m, V: 128256, Token: at("token", 27), Logits: at("logits", 28), Draws: at("draws", 29)},
 	}
 }
 
@@ -97,6 +97,10 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 		{func() interface{ Launch(Queue) error } {
 			return Gemm{Type: BF16, M: 1, N: 8, K: 16, Y: p, X: p, W: p, WStride: 8}
 		}, "gemm: row stride 8 of w is below its 16 columns"},
+		{func() interface{ Launch(Queue) error } { return Sampling{Type: F32, B: 1, V: 1 << 23} }, "sampling: no CUDA kernel: 8388608 tokens: a kernel exists up to 4194304"},
+		{func() interface{ Launch(Queue) error } {
+			return Sampling{Type: F32, B: 1, V: 65, Seen: p, SeenWords: 2}
+		}, "sampling: 2 words of seen tokens hold fewer than V 65 bits"},
 		{func() interface{ Launch(Queue) error } { return RMSNorm{Type: BF16, Rows: 1, D: 0} }, "rmsnorm: rows >= 0 and d >= 1 are required, got rows 1, d 0"},
 		{func() interface{ Launch(Queue) error } {
 			return Rotary{Type: BF16, T: 1, Hq: 1, Hk: 1, D: 64, Rot: 24, MaxPositions: 1, Q: p, K: p, QOut: p, KOut: p}

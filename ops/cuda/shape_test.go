@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/ops/native"
 )
 
 // llamaShape runs a decoder of the Llama-3-8B shape with random weights as a list of launches, captured and replayed.
@@ -94,7 +96,7 @@ func TestDeviceSpeedLlamaShape(t *testing.T) {
 		}
 		pages := &Pages{PageSize: page, Indptr: b.ints(indptr...), Indices: b.ints(indices...), LastPageLen: b.ints(last...)}
 		token := b.out(F32, B)
-		sampling := Sampling{B: B, V: shapeV, Token: token, Temperature: b.fill(B, 0), TopP: b.fill(B, 0), MinP: b.fill(B, 0), TopK: b.same(B, 0), Seed: b.longs(make([]uint64, B)), Number: b.longs(make([]uint64, B))}
+		sampling := Sampling{Type: F32, B: B, V: shapeV, Token: token, Draws: b.draws(B, native.Draw{Penalty: 1})}
 		logits := Pointer{}
 		list := s.step(B, B, func(name string, n int) Pointer {
 			p := buffer(name, n)

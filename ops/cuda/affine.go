@@ -1,0 +1,48 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops"
+)
+
+func init() { Register("affine", affineBody) }
+
+// Affine launches y = Mul x + Add over N elements; Y may be X.
+type Affine struct {
+	Type     DType
+	N        int64
+	Y, X     Pointer
+	Mul, Add float32
+}
+
+// Launch queues the kernel.
+func (a Affine) Launch(q Queue) error {
+	if a.N < 0 {
+		return fmt.Errorf("affine: %d elements", a.N)
+	}
+	if a.N == 0 {
+		return nil
+	}
+	each := int64(256) // elements of a block: one a thread, or a pack of 16 bytes where both are aligned
+	if (a.X.Addr|a.Y.Addr)%16 == 0 && a.N >= int64(16/a.Type.Size()) {
+		each *= int64(16 / a.Type.Size())
+	}
+	blocks := (a.N + each - 1) / each
+	return q.Launch(Launch{Kernel: "affine_" + a.Type.String(), Grid: [3]int{int(blocks), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", a.Y}, {"x", a.X}, {"n", a.N}, {"mul", a.Mul}, {"add", a.Add}}})
+}
+
+func affineBody(c *Call) error {
+	t := c.Node.Type()
+	if t.DType != dtype.Float32 {
+		return unsupported("affine", "%s", t)
+	}
+	o := c.Node.Op().(ops.AffineOp)
+	a := Affine{Type: c.Type(), N: int64(t.Size()), Y: c.Output(0), Mul: float32(o.Mul), Add: float32(o.Add)}
+	if err := c.inputs(0, &a.X); err != nil {
+		return err
+	}
+	return a.Launch(c)
+}
