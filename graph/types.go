@@ -111,6 +111,7 @@ func Data[E Element](t Tensor) []E {
 func alignedBytes(n int) []byte {
 	const align = 64
 	b := make([]byte, n+align)
+	adviseHugePages(b)
 	off := -int(uintptr(unsafe.Pointer(&b[0]))) & (align - 1)
 	return b[off : off+n : off+n]
 }
