@@ -203,6 +203,10 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 			cols := min(nr, j1-j)
 			b, rsb := panel, nr
 			t.stream = g.packed == nil && g.streams(cols, kc)
+			t.fetch = 0
+			if p == 0 && j+2*nr <= j1 {
+				t.fetch = nr
+			}
 			switch {
 			case g.packed != nil:
 				b = g.packed[j*kc:]
@@ -375,6 +379,7 @@ type tilePass[T Float] struct {
 	lds, ldc    int
 	stream      bool // B is stored [n,k] and not packed
 	pairs       bool
+	fetch       int // columns from a tile to the one that the unit comes to later, 0: none
 }
 
 // rows is the height of the next tile when left rows remain.
@@ -416,6 +421,9 @@ func (t *tilePass[T]) run(rows, cols int, a []T, rsa, csa int, b []T, rsb, i, j 
 		args.s, args.lds = unsafe.Pointer(unsafe.SliceData(s)), t.lds*4
 		args.c, args.ldc = unsafe.Pointer(unsafe.SliceData(c)), t.ldc*4
 		args.alpha, args.beta = float32(t.alpha), float32(t.beta)
+		if t.fetch > 0 {
+			args.next = unsafe.Pointer(&c[t.fetch])
+		}
 		switch {
 		case t.stream:
 			args.stream()
@@ -442,6 +450,7 @@ type tileArgs struct {
 	c             unsafe.Pointer // 80
 	ldc           int            // 88
 	alpha, beta   float32        // 96, 100
+	next          unsafe.Pointer // 104: C of a later tile, to be fetched; nil: nothing
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }

@@ -29,6 +29,18 @@
 	MULADD(28, Z28, n+4, c4, c5)   \
 	MULADD(29, Z29, n+6, c6, c7)
 
+// FETCH4 asks for four rows of 32 columns at DX, AX apart (R14 three times that).
+#define FETCH4 \
+	PREFETCHT0 (DX)            \
+	PREFETCHT0 64(DX)          \
+	PREFETCHT0 (DX)(AX*1)      \
+	PREFETCHT0 64(DX)(AX*1)    \
+	PREFETCHT0 (DX)(AX*2)      \
+	PREFETCHT0 64(DX)(AX*2)    \
+	PREFETCHT0 (DX)(R14*1)     \
+	PREFETCHT0 64(DX)(R14*1)   \
+	LEAQ       (DX)(AX*4), DX
+
 	MOVQ t+0(FP), DI
 
 	// K1 and K2 from cols: the low 32 bits of (1 << cols) - 1.
@@ -60,6 +72,16 @@
 	JMP  rows1
 
 rows12:
+	MOVQ  104(DI), DX
+	TESTQ DX, DX
+	JZ    fetched
+	MOVQ  88(DI), AX
+	LEAQ  (AX)(AX*2), R14
+	FETCH4
+	FETCH4
+	FETCH4
+
+fetched:
 	ZERO(Z0, Z1)
 	ZERO(Z2, Z3)
 	ZERO(Z4, Z5)
