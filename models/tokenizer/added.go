@@ -119,7 +119,9 @@ func (m *addedMatcher) walk(text string, skipSpecial bool, plain func(from, to i
 				return err
 			}
 		}
-		token(t.ID)
+		if start < end { // else the white space that it is went to the one before it
+			token(t.ID)
+		}
 		done = end
 	}
 	if done < len(text) {

@@ -202,13 +202,20 @@ type byteEagerStage struct{ utf8 assembler }
 
 func (s *byteEagerStage) push(out []fragment, f fragment) []fragment {
 	if b, ok := byteOfToken(f.text); ok {
-		return append(out, fragment{text: s.utf8.push(string([]byte{b}))})
+		return appendText(out, s.utf8.push(string([]byte{b})))
 	}
 	return append(s.end(out), f)
 }
 
-func (s *byteEagerStage) end(out []fragment) []fragment {
-	return append(out, fragment{text: s.utf8.end()})
+func (s *byteEagerStage) end(out []fragment) []fragment { return appendText(out, s.utf8.end()) }
+
+// appendText appends a text that is not empty: where nothing is complete no
+// token has come.
+func appendText(out []fragment, text string) []fragment {
+	if text == "" {
+		return out
+	}
+	return append(out, fragment{text: text})
 }
 
 // metaspaceDecoder turns the mark into a space; in the first token it drops it

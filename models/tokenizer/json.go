@@ -306,6 +306,10 @@ func (m *modelJSON) buildUnigram(t *Tokenizer, p *pipeline) error {
 // token that the model has keeps the model's id.
 func (t *Tokenizer) addTokens(p *pipeline, tokens []addedToken) error {
 	var plain, normalized []addedToken
+	special := map[string]bool{}
+	for _, a := range tokens {
+		special[a.Content] = special[a.Content] || a.Special
+	}
 	for _, a := range tokens {
 		if a.Content == "" {
 			continue
@@ -334,6 +338,7 @@ func (t *Tokenizer) addTokens(p *pipeline, tokens []addedToken) error {
 			}
 			a.Content = text
 			t.vocab.rename(a.ID, text)
+			t.vocab.special[a.ID] = special[text] // it is left out by how it is shown
 		}
 		normalized = append(normalized, a)
 	}

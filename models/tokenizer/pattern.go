@@ -127,13 +127,13 @@ func (e expression) matches(text string, yield func(start, end int) error) error
 // translate rewrites Oniguruma syntax into that of regexp2:
 //   - possessive X*+ X++ X?+ become atomic groups; X{n,m}+ repeats a repeat;
 //   - ^ and $ match at lines;
-//   - \h, \x{...}, \p{^...} and \w are spelled out;
+//   - \h, \x{...}, \p{^...}, \w and \b are spelled out;
 //   - where case is ignored, letters whose folding has more than two members
 //     (s, k, ...) become classes;
-//   - [X&&[^Y]] becomes the subtraction [X-[Y]].
+//   - [X&&[^Y]] becomes the subtraction [X-[Y]], and [X[Y]] the union [XY].
 //
 // Other constructs of character classes that regexp2 would misread (nested
-// classes, POSIX brackets) are errors.
+// classes that are negated, POSIX brackets) are errors.
 func translate(pattern string) (string, error) {
 	t := translator{in: pattern}
 	for t.at < len(t.in) {
@@ -158,7 +158,9 @@ type group struct {
 	fold  bool
 }
 
-const wordClass = `\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}`
+// wordClass is Oniguruma's \w: what is alphabetic, marks, digits, connectors, and
+// the numbers of Latin-1.
+const wordClass = `\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}²³¹¼½¾` + "\u24b6-\u24e9\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189"
 
 func (t *translator) step() error {
 	rest := t.in[t.at:]
@@ -279,6 +281,10 @@ func escape(rest string, inClass bool) (text string, n int, err error) {
 		if !inClass {
 			return "[^" + wordClass + "]", 2, nil
 		}
+	case 'b', 'B':
+		if !inClass {
+			return boundary(rest[1] == 'b'), 2, nil
+		}
 	case 'R', 'X', 'H', 'K', 'G', 'g', 'y', 'Y', 'N', 'O':
 		return "", 0, fmt.Errorf("\\%c is not supported", rest[1])
 	case 'p', 'P':
@@ -312,6 +318,15 @@ func escape(rest string, inClass bool) (text string, n int, err error) {
 	return rest[:n], n, nil
 }
 
+// boundary is \b or \B, with Oniguruma's idea of a word.
+func boundary(between bool) string {
+	before, after, notBefore, notAfter := "(?<=["+wordClass+"])", "(?=["+wordClass+"])", "(?<!["+wordClass+"])", "(?!["+wordClass+"])"
+	if between {
+		return "(?:" + before + notAfter + "|" + notBefore + after + ")"
+	}
+	return "(?:" + before + after + "|" + notBefore + notAfter + ")"
+}
+
 // class translates the character class at t.at.
 func (t *translator) class() error {
 	start := t.at
@@ -320,9 +335,13 @@ func (t *translator) class() error {
 	if strings.HasPrefix(t.in[t.at:], "^") {
 		t.emit("^", 1)
 	}
+	depth := 0 // of classes inside, whose members are members
 	for first := true; t.at < len(t.in); first = false {
 		rest := t.in[t.at:]
 		switch {
+		case rest[0] == ']' && depth > 0:
+			depth--
+			t.at++
 		case rest[0] == ']' && !first:
 			t.emit(folded+"]", 1)
 			return nil
@@ -334,10 +353,13 @@ func (t *translator) class() error {
 				return err
 			}
 			t.emit(text, n)
-		case strings.HasPrefix(rest, "&&"):
+		case strings.HasPrefix(rest, "&&") && depth == 0:
 			t.out.WriteString(folded)
 			return t.subtraction(rest, start)
-		case rest[0] == '[':
+		case rest[0] == '[' && len(rest) > 1 && !strings.ContainsAny(rest[1:2], "^:]"):
+			depth++
+			t.at++
+		case rest[0] == '[' || strings.HasPrefix(rest, "&&"):
 			return fmt.Errorf("nested character class in %q is not supported", t.in[start:])
 		default:
 			r, n := utf8.DecodeRuneInString(rest)

@@ -97,12 +97,16 @@ func TestTranslatedPatterns(t *testing.T) {
 		{`^b|a$`, "a\nb", []string{"a", "\n", "b"}},
 		{`\x{e9}`, "aéb", []string{"a", "é", "b"}},
 		{`[]a]`, "x]a", []string{"x", "]", "a"}},
+		{`[a[b-c]d]+`, "xabcd", []string{"x", "abcd"}},
+		{` ?[^(\s|[.,!?…。，、।۔،])]+`, "ab (c), d", []string{"ab", " (", "c", "),", " d"}}, // one of BLOOM's
+		{`\b\w`, "िन ab", []string{"ि", "न ", "a", "b"}},
+		{`\B.`, "a ½x", []string{"a ½", "x"}},
 	} {
 		re, err := compile(c.pattern)
 		require.NoError(t, err, c.pattern)
 		require.Equal(t, c.want, pieces(t, matched{pattern: re, behavior: isolated}, c.text), c.pattern)
 	}
-	for _, pattern := range []string{`[a[b]]`, `[[:alpha:]]`, `[a&&b]`, `\X`, `(`, `[a`, `a\`, `\p{Nothing}`, `\x{zz}`, `\pL`} {
+	for _, pattern := range []string{`[a[^b]]`, `[a[b&&c]]`, `[[:alpha:]]`, `[a&&b]`, `\X`, `(`, `[a`, `a\`, `\p{Nothing}`, `\x{zz}`, `\pL`} {
 		_, err := compile(pattern)
 		require.Error(t, err, pattern)
 		require.Contains(t, err.Error(), "regular expression")

@@ -61,7 +61,7 @@ func newUnigram(c unigramConfig) (*unigram, error) {
 	for b := range m.byteToken {
 		m.byteToken[b] = -1
 	}
-	if c.unknown >= 0 {
+	if c.unknown >= 0 && (c.inTrie == nil || c.inTrie(int(c.unknown))) {
 		m.unknownToken = c.tokens[c.unknown]
 	}
 	nodes := int32(1)
@@ -169,25 +169,26 @@ func (m *unigram) offer(n *pathNode, score float64, start, id int32) {
 }
 
 // trace walks the best path backwards and appends its ids, a run of unknown
-// characters as one, or as the bytes of each.
+// characters as one, or as all its bytes.
 func (m *unigram) trace(dst []int32, text string, nodes []pathNode) []int32 {
 	first := len(dst)
-	runEnd := -1 // end of the run of unknown characters being collected
 	for end := len(text); end > 0; {
-		n := nodes[end]
-		if n.id != m.unknown || text[n.start:end] == m.unknownToken {
-			dst = append(dst, n.id)
-			runEnd = -1
-			end = int(n.start)
+		start := int(nodes[end].start)
+		if id := nodes[end].id; id != m.unknown {
+			dst = append(dst, id)
+			end = start
 			continue
 		}
-		if fallen, ok := m.appendBytesReversed(dst, text[n.start:end]); ok {
-			dst = fallen
-		} else if runEnd < 0 {
-			dst = append(dst, m.unknown)
-			runEnd = end
+		for start > 0 && nodes[start].id == m.unknown {
+			start = int(nodes[start].start)
 		}
-		end = int(n.start)
+		run := text[start:end]
+		if fallen, ok := m.appendBytesReversed(dst, run); ok && run != m.unknownToken {
+			dst = fallen
+		} else {
+			dst = append(dst, m.unknown)
+		}
+		end = start
 	}
 	for i, j := first, len(dst)-1; i < j; i, j = i+1, j-1 {
 		dst[i], dst[j] = dst[j], dst[i]
