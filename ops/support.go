@@ -19,9 +19,10 @@ type Supported struct {
 // cudaForward holds the names of the ops that have a kernel; package cuda's
 // table is held to it by a test there.
 var cudaForward = map[string]bool{
-	"add": true, "affine": true, "append_pages": true, "append_rotary": true, "attention": true, "cross_entropy": true, "embedding": true, "experts": true, "geglu": true,
-	"join": true, "latent_kv": true, "latent_query": true, "latent_value": true, "layernorm": true, "linear": true, "paged_attention": true, "reshape": true, "rmsnorm": true,
-	"rotary": true, "route": true, "route_weights": true, "sampling": true, "split": true, "swiglu": true,
+	"add": true, "affine": true, "append_pages": true, "append_rotary": true, "attention": true, "cross_entropy": true, "embedding": true, "experts": true,
+	"gated_rmsnorm": true, "geglu": true, "join": true, "kda": true, "kda_beta": true, "kda_gate": true, "kda_slots": true, "l2norm": true, "latent_kv": true,
+	"latent_query": true, "latent_value": true, "layernorm": true, "linear": true, "paged_attention": true, "reshape": true, "rmsnorm": true, "rotary": true,
+	"route": true, "route_weights": true, "sampling": true, "short_conv": true, "short_conv_slots": true, "split": true, "swiglu": true,
 }
 
 // Support lists every registered op that models use, sorted by name.

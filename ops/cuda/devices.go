@@ -57,7 +57,12 @@ type Stats struct {
 	Buffers int              // live buffers
 	Pinned  int64            // bytes of page-locked host memory
 	ByLabel map[string]int64 // device bytes by the label that Alloc was given
+
+	Uploads, Downloads Copies // by Upload and Send, by Download and Fetch, since the device was opened
 }
+
+// Copies counts copies between host and device.
+type Copies struct{ Count, Bytes int64 }
 
 // String lists the holders, the largest first.
 func (s Stats) String() string {

@@ -47,7 +47,11 @@ func once(t testing.TB, dt dtype.DType, onDevice *int) cases.Executor {
 			}
 		}
 		var ts []graph.Tensor
-		for range 2 { // launch by launch, then as a graph
+		runs := 2 // launch by launch, then as a graph
+		if slices.ContainsFunc(p.Nodes(), movesOn) {
+			runs = 1
+		}
+		for range runs {
 			if err := e.Do(context.Background(), feeds); err != nil {
 				return nil, err
 			}
@@ -69,6 +73,15 @@ func once(t testing.TB, dt dtype.DType, onDevice *int) cases.Executor {
 	}
 }
 
+// movesOn says that a second run starts from other states than the first.
+func movesOn(n *graph.Node) bool {
+	switch n.Op().(type) {
+	case ops.KDASlotsOp, ops.ShortConvSlotsOp:
+		return true
+	}
+	return false
+}
+
 func TestDeviceExecutorCases(t *testing.T) {
 	device(t)
 	var list []cases.Case
@@ -81,7 +94,10 @@ func TestDeviceExecutorCases(t *testing.T) {
 		onDevice, native := map[string]int{}, map[string]int{}
 		for _, c := range list {
 			t.Run(strings.ReplaceAll(fmt.Sprintf("%s/%s/%s", dt, c.Op, c.Name), " ", "_"), func(t *testing.T) {
-				if dt != dtype.Float32 {
+				switch {
+				case dt != dtype.Float32 && c.Op == "kda_gate":
+					c.C = 16 * narrowBound * roundoffsOf(dt) // exp(A x) makes A, up to 15, times the rounding of x of it
+				case dt != dtype.Float32:
 					c.C = narrowBound * roundoffsOf(dt)
 				} // else the bound is native's
 				if c.Op == "sampling" { // draws are from the logits as the device has them

@@ -154,7 +154,7 @@ func (p *program) finish() error {
 		}
 		if root.Param() != nil && root.Param().State && p.onGPU(root.Param()) {
 			o.lazy, o.at = true, p.pointer(n)
-			o.dt, _ = stateType(root.Param(), p.compute)
+			o.dt, _ = p.stateType(root.Param())
 			continue
 		}
 		if o.onHost = !onDevice[root]; o.onHost {
@@ -177,7 +177,7 @@ func (p *program) inputOf(root *graph.Node) *input {
 
 // onGPU says whether launches of the program use the state.
 func (p *program) onGPU(param *graph.Param) bool {
-	dt, ok := stateType(param, p.compute)
+	dt, ok := p.stateType(param)
 	r := p.byKey[stateKey{param, dt}]
 	return ok && r != nil && r.used
 }
@@ -312,7 +312,7 @@ func (p *program) stage(feeds graph.Feeds, dst []byte) error {
 			continue
 		}
 		if to := dst[in.offset:]; in.float {
-			narrow(to, b, p.compute)
+			narrow(to, b, p.stored(in.node))
 		} else {
 			copy(to, b)
 		}

@@ -185,7 +185,7 @@ func (p *program) pagedWork(o ops.PagedAttentionOp, n *graph.Node, feeds graph.F
 	qo, indptr, last := ints(feeds, in[3]), ints(feeds, in[4]), ints(feeds, in[6])
 	row := in[1].Dim(-2) * (in[1].Dim(-1) + in[2].Dim(-1))
 	size := p.compute.Size()
-	if dt, ok := stateType(rootOf(in[1]).Param(), p.compute); ok {
+	if dt, ok := p.stateType(rootOf(in[1]).Param()); ok {
 		size = dt.Size()
 	}
 	for b := range last {

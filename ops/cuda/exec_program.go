@@ -38,6 +38,7 @@ type program struct {
 	consumers map[*graph.Node][]*graph.Node // by root, the steps that read it
 	constant  map[*graph.Node]bool
 	wide      map[*graph.Node]bool // stored in f32 whatever the compute dtype is
+	wideState map[*graph.Param]bool
 	hostState map[*graph.Param]bool
 	host      map[*graph.Node]graph.Tensor // by root, the value on the host
 	outputs   []*output
@@ -130,7 +131,7 @@ func lower(plan *graph.Plan, gpu Target, compute DType, strict bool, homes map[*
 
 func lowerOnce(plan *graph.Plan, gpu Target, compute DType, strict bool, hostState map[*graph.Param]bool) (*program, error) {
 	p := &program{plan: plan, gpu: gpu, compute: compute, strict: strict, byKey: map[any]*region{}, places: map[any]Pointer{}, checked: map[any]bool{}, consumers: map[*graph.Node][]*graph.Node{},
-		constant: map[*graph.Node]bool{}, wide: map[*graph.Node]bool{}, hostState: hostState, host: map[*graph.Node]graph.Tensor{}}
+		constant: map[*graph.Node]bool{}, wide: map[*graph.Node]bool{}, wideState: map[*graph.Param]bool{}, hostState: hostState, host: map[*graph.Node]graph.Tensor{}}
 	p.arena = p.region(region{label: "arena", bytes: int64(plan.Arena)})
 	p.fed = p.region(region{label: "feeds"})
 	p.scratch = p.region(region{label: "scratch"})
@@ -217,8 +218,15 @@ func (p *program) survey() error {
 	}
 	for _, s := range p.plan.Steps {
 		n := s.Node
-		if name := n.Op().Name(); name == "cross_entropy" || name == "route_weights" {
+		if name := n.Op().Name(); name == "cross_entropy" || name == "route_weights" || wideResult(n.Op()) {
 			p.wide[n] = true
+		}
+		for _, i := range wideInputs(n.Op()) {
+			if root := rootOf(n.In()[i]); root.Param() != nil && root.Param().State {
+				p.wideState[root.Param()] = true
+			} else if root.Op() == nil && !p.constant[root] {
+				p.wide[root] = true
+			}
 		}
 		if n.Op().Name() != "linear" {
 			continue
@@ -339,7 +347,7 @@ func (p *program) read(op string, n *graph.Node, dt DType) (Pointer, error) {
 		if p.hostState[param] {
 			return Pointer{}, unsupported(op, "state %s is kept on the host, where another node needs it", param.Name)
 		}
-		if have, ok := stateType(param, p.compute); !ok || have != dt {
+		if have, ok := p.stateType(param); !ok || have != dt {
 			return Pointer{}, unsupported(op, "state %s holds %s, %v is required", param.Name, t, dt)
 		}
 		return p.pointer(n), nil
@@ -360,11 +368,14 @@ func (p *program) read(op string, n *graph.Node, dt DType) (Pointer, error) {
 	return p.pointer(n), nil
 }
 
-// stateType is the type that a state has on the device: float32 becomes the compute dtype, others stay.
-func stateType(p *graph.Param, compute DType) (DType, bool) {
-	switch p.Type.DType {
+// stateType is the type that a state has on the device: float32 becomes the compute dtype unless an op keeps it, others stay.
+func (p *program) stateType(param *graph.Param) (DType, bool) {
+	switch param.Type.DType {
 	case dtype.Float32:
-		return compute, true
+		if p.wideState[param] {
+			return F32, true
+		}
+		return p.compute, true
 	case dtype.BFloat16:
 		return BF16, true
 	case dtype.Float16:
@@ -376,7 +387,7 @@ func stateType(p *graph.Param, compute DType) (DType, bool) {
 }
 
 func (p *program) state(param *graph.Param) *region {
-	dt, _ := stateType(param, p.compute)
+	dt, _ := p.stateType(param)
 	return p.region(region{label: param.Name, bytes: int64(param.Type.Size() * dt.Size()), key: stateKey{param, dt}, from: []*graph.Param{param}, state: true,
 		fill: func() []byte {
 			if !param.Allocated() {

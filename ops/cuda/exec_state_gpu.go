@@ -16,7 +16,7 @@ func (e *Executor) Keeps(p *graph.Param) bool {
 }
 
 func (e *Executor) kept(p *graph.Param) (*Buffer, DType, error) {
-	dt, ok := stateType(p, e.prog.compute)
+	dt, ok := e.prog.stateType(p)
 	e.unit.mu.Lock()
 	defer e.unit.mu.Unlock()
 	res := e.unit.shared[stateKey{p, dt}]
@@ -35,7 +35,7 @@ func (e *Executor) ReadState(p *graph.Param, at int, dst []byte) error {
 	if err := b.dev.Download(raw, from); err != nil {
 		return err
 	}
-	if dt, _ := stateType(p, e.prog.compute); p.Type.DType == dtype.Float32 {
+	if dt, _ := e.prog.stateType(p); p.Type.DType == dtype.Float32 {
 		widen(dst, raw, dt)
 	} else {
 		copy(dst, raw)
@@ -49,7 +49,7 @@ func (e *Executor) WriteState(p *graph.Param, at int, src []byte) error {
 	if err != nil {
 		return err
 	}
-	if dt, _ := stateType(p, e.prog.compute); p.Type.DType == dtype.Float32 {
+	if dt, _ := e.prog.stateType(p); p.Type.DType == dtype.Float32 {
 		narrow(raw, src, dt)
 	} else {
 		copy(raw, src)

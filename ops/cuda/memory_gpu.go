@@ -62,6 +62,14 @@ func (d *Device) account(label string, bytes int64, buffers int) {
 	}
 }
 
+// copied counts a copy.
+func (d *Device) copied(c *Copies, bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c.Count++
+	c.Bytes += bytes
+}
+
 // Free gives the memory back once the device is done with what was queued. Freeing twice does nothing.
 func (b *Buffer) Free() error {
 	return b.dev.do(func() error {
@@ -93,6 +101,7 @@ func (d *Device) Upload(dst Pointer, src []byte) error {
 		return nil
 	}
 	return d.do(func() error {
+		d.copied(&d.stats.Uploads, int64(len(src)))
 		if err := cu.MemcpyHtoDAsync(cu.DevicePtr(dst.Addr), unsafe.Pointer(&src[0]), int64(len(src)), d.main.stream); err != nil {
 			return wrap(err, fmt.Sprintf("upload %d bytes to %v", len(src), dst))
 		}
@@ -106,6 +115,7 @@ func (d *Device) Download(dst []byte, src Pointer) error {
 		return nil
 	}
 	return d.do(func() error {
+		d.copied(&d.stats.Downloads, int64(len(dst)))
 		if err := cu.MemcpyDtoHAsync(unsafe.Pointer(&dst[0]), cu.DevicePtr(src.Addr), int64(len(dst)), d.main.stream); err != nil {
 			return wrap(err, fmt.Sprintf("download %d bytes from %v", len(dst), src))
 		}

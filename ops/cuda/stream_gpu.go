@@ -62,6 +62,7 @@ func (s *Stream) Send(dst Pointer, h *HostBuffer, n int64) error {
 		return fmt.Errorf("cuda: send %d bytes of pinned %s, which has %d", n, h.label, len(h.Data))
 	}
 	return s.dev.do(func() error {
+		s.dev.copied(&s.dev.stats.Uploads, n)
 		return wrap(cu.MemcpyHtoDAsync(cu.DevicePtr(dst.Addr), h.pointer, n, s.stream), fmt.Sprintf("send %d bytes to %v", n, dst))
 	})
 }
@@ -72,6 +73,7 @@ func (s *Stream) Fetch(h *HostBuffer, src Pointer, n int64) error {
 		return fmt.Errorf("cuda: fetch %d bytes into pinned %s, which has %d", n, h.label, len(h.Data))
 	}
 	return s.dev.do(func() error {
+		s.dev.copied(&s.dev.stats.Downloads, n)
 		return wrap(cu.MemcpyDtoHAsync(unsafe.Pointer(h.pointer), cu.DevicePtr(src.Addr), n, s.stream), fmt.Sprintf("fetch %d bytes from %v", n, src))
 	})
 }
