@@ -71,6 +71,11 @@ func (r Rows) at(row int) int {
 // LinearCoded is Linear with w[N,K] stored in a coding.
 func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m, n, k int) {
 	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, order: order, m: m, n: n, k: k, cols: tileCols[float32]()}
+	if a.streams() {
+		a.cols = streamCols(n)
+		linearStream.launch(ceilDiv(n, a.cols), a)
+		return
+	}
 	if m > gemmFew {
 		a.cols = codedCols // a piece of w that is widened once serves all rows
 	}
@@ -109,6 +114,7 @@ type codedArgs struct {
 
 var (
 	linearCoded     = newKernel(linearCodedUnit)
+	linearStream    = newKernel(linearStreamUnit)
 	linearCodedGrad = newKernel(linearCodedGradUnit)
 	embeddingCoded  = newKernel(embeddingCodedUnit)
 )
@@ -119,13 +125,16 @@ func (a *codedArgs) widen(y []float32, row, j int) {
 	a.coding.widen(y, a.w[a.order.at(row)*a.coding.Bytes(a.k)+a.coding.Bytes(j):])
 }
 
-// linearCodedUnit computes columns of y, gemmKC products at a time as Gemm does.
+// linearCodedUnit computes columns of y.
 func linearCodedUnit(a *codedArgs, unit int) {
-	if a.m == 0 {
-		return
+	if a.m > 0 {
+		j := unit * a.cols
+		a.widened(j, min(a.cols, a.n-j))
 	}
-	j := unit * a.cols
-	cols := min(a.cols, a.n-j)
+}
+
+// widened computes columns j..j+cols of y, gemmKC products at a time as Gemm does.
+func (a *codedArgs) widened(j, cols int) {
 	wide := takeScratch[float32](cols * gemmKC)
 	g := gemmOperands[float32]{transB: true, m: a.m, n: cols, alpha: 1, lda: a.k, b: wide, c: a.y[j:], ldc: a.n}
 	if a.bias != nil {

@@ -33,3 +33,18 @@ func codedSteps(c Coding) (step int, of func(y *float32, x *byte, n int)) {
 	}
 	return codedBlock, codedQ4_1
 }
+
+//go:noescape
+func streamBF16(t *codedTile)
+
+//go:noescape
+func streamF16(t *codedTile)
+
+// stream runs the tile.
+func (t *codedTile) stream(c Coding) {
+	if c == CodedBF16 {
+		streamBF16(t)
+		return
+	}
+	streamF16(t)
+}

@@ -5,3 +5,5 @@ package native
 // This file stands in for coded_amd64.s; its caller asks inAssembly first.
 
 func codedSteps(Coding) (step int, of func(y *float32, x *byte, n int)) { return 1, nil }
+
+func (t *codedTile) stream(Coding) {}

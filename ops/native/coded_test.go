@@ -133,7 +133,7 @@ func TestCodedWeightsGiveTheBitsOfWideOnes(t *testing.T) {
 		return x
 	}
 	for _, c := range []Coding{CodedBF16, CodedF16, CodedQ8_0, CodedQ4_0, CodedQ4_1} {
-		for _, s := range [][3]int{{0, 5, 3}, {1, 1, 1}, {1, 300, 700}, {3, 65, 257}, {13, 130, 64}, {70, 33, 515}} {
+		for _, s := range [][3]int{{0, 5, 3}, {1, 1, 1}, {1, 300, 700}, {3, 65, 257}, {13, 130, 64}, {70, 33, 515}, {1, 70, 576}, {2, 64, 288}, {3, 96, 32}, {4, 131, 1536}} {
 			m, n, k := s[0], s[1], s[2]
 			if c.Blocks() {
 				k = ceilDiv(k, codedBlock) * codedBlock

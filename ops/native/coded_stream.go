@@ -1,0 +1,88 @@
+package native
+
+import "unsafe"
+
+// This file is the product of few rows with a stored weight, in tiles that read
+// the weight where it lies and widen it in registers. The bits are those of
+// linearCodedUnit.
+
+// codedTileCols is the rows of w, columns of y, of a tile.
+const codedTileCols = 16
+
+// codedTile are the arguments of a tile of 1 to gemmFew rows of x and
+// codedTileCols rows of w; strides are in bytes. The offsets are known to the
+// assembly, which changes the arguments.
+type codedTile struct {
+	rows, k int            // 0, 8
+	x       unsafe.Pointer // 16
+	ldx     int            // 24
+	w       unsafe.Pointer // 32
+	ldw     int            // 40
+	s       unsafe.Pointer // 48: added to the first cut, or nil
+	lds     int            // 56
+	y       unsafe.Pointer // 64
+	ldy     int            // 72
+	ahead   unsafe.Pointer // 80: memory to fetch meanwhile, 1 KB a block
+	step    int            // 88: from one such KB to the next
+	next    unsafe.Pointer // 96: the tile that comes after this one
+	left    [2]int         // 104: of the assembly
+}
+
+// streams says that there are tiles for the product, but for its last columns.
+func (a *codedArgs) streams() bool {
+	half := int(a.order) / 2
+	return gemmKernel >= avx512Kernel && a.m > 0 && a.m <= gemmFew && a.k > 0 && a.k%32 == 0 &&
+		(a.coding == CodedBF16 || a.coding == CodedF16) && half%codedTileCols == 0
+}
+
+// streamCols is the columns of a unit.
+func streamCols(n int) int { return codedTileCols * min(max(n/codedTileCols/64, 2), 16) }
+
+// linearStreamUnit computes columns of y, a multiple of codedTileCols.
+func linearStreamUnit(a *codedArgs, unit int) {
+	row := a.coding.Bytes(a.k)
+	end := min((unit+1)*a.cols, a.n)
+	after := (unit + Workers()) * a.cols // what this worker will be given next, if all are as fast
+	for j := unit * a.cols; j < end; j += codedTileCols {
+		if end-j < codedTileCols {
+			a.widened(j, end-j)
+			return
+		}
+		var t codedTile
+		t.rows, t.k = a.m, a.k
+		t.x, t.ldx = unsafe.Pointer(&a.x[0]), a.k*4
+		t.w, t.ldw = unsafe.Pointer(&a.w[a.order.at(j)*row]), row
+		if a.order > 0 {
+			t.ldw *= 2
+		}
+		if a.bias != nil {
+			t.s = unsafe.Pointer(&a.bias[j])
+		}
+		t.y, t.ldy = unsafe.Pointer(&a.y[j]), a.n*4
+		t.fetch(a, j, end, after)
+		t.stream(a.coding)
+	}
+}
+
+// streamLinear is the largest tile that is fetched from its first byte to its
+// last while the one before it is computed: both fit into the first level
+// cache. Of a larger one the next 512 of k are fetched.
+const streamLinear = 20 << 10
+
+// fetch says what is fetched during the tile at column j of a unit up to end.
+func (t *codedTile) fetch(a *codedArgs, j, end, after int) {
+	t.next = t.w
+	if j += codedTileCols; j >= end {
+		j = after
+	}
+	if j+codedTileCols <= a.n {
+		t.next = unsafe.Pointer(&a.w[a.order.at(j)*a.coding.Bytes(a.k)])
+	}
+	t.ahead, t.step = t.next, t.ldw
+	switch {
+	case codedTileCols*t.ldw <= streamLinear:
+		t.step = 1 << 10
+	case a.k > 512:
+		t.ahead = unsafe.Add(t.w, 1<<10)
+	}
+}
