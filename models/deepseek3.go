@@ -68,6 +68,7 @@ var deepseek3 = architecture{
 		x = ops.Add(x, l.latentAttention(l.norm("input_layernorm", x)))
 		return ops.Add(x, l.feedForward(l.norm("post_attention_layernorm", x)))
 	},
+	gguf: &deepseek3GGUF,
 }
 
 // readLatent takes the sizes of latent attention.

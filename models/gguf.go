@@ -6,6 +6,7 @@ package models
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,6 +21,11 @@ type ggufForm struct {
 	turned bool              // rows of q and k lie in the order of checkpoint.LlamaRow
 	norms  map[string]string // norms of a layer by their Hugging Face name
 	noRope int               // every n-th layer does not rotate: no key says so; 0: all do
+
+	// more reads what the type has beyond llama's keys: mixtures, latents.
+	more func(k *ggufKeys, ck *checkpoint.Checkpoint, f *file)
+	// latent says that the keys about heads are those of latent attention.
+	latent bool
 }
 
 var llamaNorms = map[string]string{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
@@ -30,6 +36,21 @@ var ggufLayer = map[string]string{
 	"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
 	"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
 	"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+
+	"mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
+	"mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
+
+	"self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+	"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
+
+	"self_attn.q_conv1d": "ssm_conv1d_q", "self_attn.k_conv1d": "ssm_conv1d_k", "self_attn.v_conv1d": "ssm_conv1d_v",
+	"self_attn.f_a_proj": "ssm_f_a", "self_attn.f_b_proj": "ssm_f_b", "self_attn.g_a_proj": "ssm_g_a", "self_attn.g_b_proj": "ssm_g_b",
+	"self_attn.b_proj": "ssm_beta", "self_attn.o_norm": "ssm_norm",
+}
+
+// ggufWhole are tensors whose names in a layer change as a whole.
+var ggufWhole = map[string]string{
+	"mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias",
 }
 
 // ropeFactors is the tensor that holds what each frequency is divided by.
@@ -45,6 +66,9 @@ func (g *ggufForm) tensor(name string) string {
 	dot := strings.LastIndexByte(rest, '.')
 	if !ok || !ok2 || dot < 0 {
 		return name
+	}
+	if to, ok := ggufWhole[rest]; ok {
+		return "blk." + layer + "." + to
 	}
 	module, kind := rest[:dot], rest[dot:]
 	if to, ok := ggufLayer[module]; ok {
@@ -112,11 +136,17 @@ func ggufConfig(ck *checkpoint.Checkpoint) (Config, error) {
 		if arch.gguf == nil {
 			continue
 		}
+		window := &ggufKeys{m: ck.Metadata(), prefix: name + "."}
+		if t == "llama" && orElse(window, "attention.sliding_window", window.int, 0) > 0 {
+			continue // it is mistral's
+		}
 		if arch.gguf.name == name {
 			return arch.ggufConfig(ck, t)
 		}
 		kinds = append(kinds, arch.gguf.name)
 	}
+	slices.Sort(kinds)
+	kinds = slices.Compact(kinds)
 	return Config{}, fmt.Errorf("general.architecture %q is not supported (supported: %s)", name, strings.Join(kinds, ", "))
 }
 
@@ -126,18 +156,25 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 	f.ModelType = kind
 	f.HiddenSize, f.IntermediateSize = k.int("embedding_length"), k.int("feed_forward_length")
 	f.Layers, f.Heads, f.MaxPositions = k.int("block_count"), k.int("attention.head_count"), k.int("context_length")
-	f.KVHeads = new(orElse(k, "attention.head_count_kv", k.int, f.Heads))
+	f.KVHeads = new(f.Heads)
+	if !a.gguf.latent { // there it is 1, or one a layer: the heads of the latents
+		f.KVHeads = new(orElse(k, "attention.head_count_kv", k.int, f.Heads))
+	}
 	f.HeadDim = new(orElse(k, "attention.key_length", k.int, f.HiddenSize/max(f.Heads, 1)))
 	f.RMSNormEps = decimal(tidy(k.float("attention.layer_norm_rms_epsilon")))
 	f.RopeTheta = new(tidy(orElse(k, "rope.freq_base", k.float, *f.RopeTheta)))
 	f.RopeLocalTheta = new(tidy(orElse(k, "rope.freq_base_swa", k.float, 1e4)))
+	if c := tidy(orElse(k, "final_logit_softcapping", k.float, 0)); c != 0 {
+		f.FinalSoftcap = new(decimal(c))
+	}
 	f.UseSlidingWindow = false
 	f.NoRopeInterval = a.gguf.noRope
 	if window := orElse(k, "attention.sliding_window", k.int, 0); window > 0 {
 		f.SlidingWindow = &window
-		if !a.unitNorm && k.err == nil {
+		if !a.unitNorm && kind != "mistral" && k.err == nil {
 			return Config{}, fmt.Errorf("%sattention.sliding_window %d is not supported (supported: 0)", k.prefix, window)
 		}
+		f.readPattern(k)
 	} else {
 		f.SlidingWindow = nil
 	}
@@ -164,7 +201,15 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 		return nil
 	}
 	f.BOS, f.EOS = ids("bos_token_id"), ids("eos_token_id")
-	for key, want := range map[string]int{"attention.value_length": *f.HeadDim, "rope.dimension_count": *f.HeadDim, "expert_count": 0} {
+	required := map[string]int{"attention.value_length": *f.HeadDim, "rope.dimension_count": *f.HeadDim, "expert_count": 0}
+	if a.gguf.more != nil {
+		delete(required, "expert_count")
+		a.gguf.more(k, ck, &f)
+	}
+	if a.gguf.latent {
+		clear(required)
+	}
+	for key, want := range required {
 		if got := orElse(k, key, k.int, want); got != want && k.err == nil {
 			return Config{}, fmt.Errorf("%s%s %d is not supported (supported: %d)", k.prefix, key, got, want)
 		}
@@ -190,6 +235,26 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 	return c, c.Check()
 }
 
+// readPattern reads which layers have the window: every one but each n-th, or
+// as a list says; no key: as the type has it.
+func (f *file) readPattern(k *ggufKeys) {
+	const key = "attention.sliding_window_pattern"
+	v, ok := k.m[k.prefix+key]
+	slides, list := v.([]bool)
+	switch {
+	case list && len(slides) >= f.Layers:
+		for l := range f.Layers {
+			kind := fullAttention
+			if slides[l] {
+				kind = slidingAttention
+			}
+			f.LayerTypes = append(f.LayerTypes, kind)
+		}
+	case ok:
+		f.WindowPattern = k.int(key)
+	}
+}
+
 // tidy undoes the rounding of a decimal constant to float32: the header has
 // 9.99999997e-07 for 1e-6.
 func tidy(v float64) float64 {
@@ -211,6 +276,10 @@ func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotarySc
 		s.OriginalPositions = orElse(k, "rope.scaling.original_context_length", k.int, 0)
 		s.BetaFast = tidy(orElse(k, "rope.scaling.yarn_beta_fast", k.float, 0))
 		s.BetaSlow = tidy(orElse(k, "rope.scaling.yarn_beta_slow", k.float, 0))
+		if m := tidy(orElse(k, "rope.scaling.yarn_log_multiplier", k.float, 0)); m != 0 && c.Type == deepseekType {
+			// A tenth of mscale_all_dim; the form has mscale equal to it.
+			s.MScale, s.MScaleAllDim = tidy(10*m), tidy(10*m)
+		}
 	default:
 		return s, fmt.Errorf("%srope.scaling.type %q is not supported (supported: none, linear, yarn)", k.prefix, kind)
 	}

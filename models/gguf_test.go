@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,13 +28,17 @@ func (g *ggufFile) string(b *bytes.Buffer, s string) {
 }
 
 func (g *ggufFile) key(name string, v any) {
-	kind := map[string]uint32{"uint32": 4, "float32": 6, "string": 8}[fmt.Sprintf("%T", v)]
+	kind := map[string]uint32{"uint32": 4, "float32": 6, "bool": 7, "string": 8, "[]bool": 9}[fmt.Sprintf("%T", v)]
 	g.nKeys++
 	g.string(&g.keys, name)
 	binary.Write(&g.keys, binary.LittleEndian, kind)
 	if s, ok := v.(string); ok {
 		g.string(&g.keys, s)
 		return
+	}
+	if list, ok := v.([]bool); ok {
+		binary.Write(&g.keys, binary.LittleEndian, uint32(7))
+		binary.Write(&g.keys, binary.LittleEndian, uint64(len(list)))
 	}
 	binary.Write(&g.keys, binary.LittleEndian, v)
 }
@@ -70,21 +75,49 @@ func (g *ggufFile) bytes() []byte {
 // llama3's rotation are a tensor.
 func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	c := m.Config
-	arch := map[string]string{"gemma3_text": "gemma3"}[c.Type]
+	arch := map[string]string{"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "deepseek_v3": "deepseek2", "kimi_linear": "kimi-linear", "mistral": "llama"}[c.Type]
 	if arch == "" {
 		arch = c.Type
 	}
 	g := &ggufFile{}
 	g.key("general.architecture", arch)
-	for key, v := range map[string]any{
+	keys := map[string]any{
 		"embedding_length": uint32(c.Hidden), "feed_forward_length": uint32(c.FFN), "block_count": uint32(c.Layers), "context_length": uint32(c.Context),
 		"attention.head_count": uint32(c.Heads), "attention.head_count_kv": uint32(c.KVHeads), "attention.key_length": uint32(c.HeadDim),
 		"attention.layer_norm_rms_epsilon": float32(c.NormEps), "rope.freq_base": float32(c.RopeTheta),
-	} {
-		g.key(arch+"."+key, v)
+	}
+	if e := c.Experts; e != nil {
+		keys["expert_count"], keys["expert_used_count"], keys["expert_feed_forward_length"] = uint32(e.Router.Experts), uint32(e.Router.TopK), uint32(e.FFN)
+		if e.Router.Sigmoid {
+			keys["expert_gating_func"], keys["expert_weights_scale"], keys["expert_weights_norm"] = uint32(2), float32(e.Router.Scale), e.Router.Renormalize
+			keys["expert_group_count"], keys["expert_group_used_count"], keys["expert_shared_count"] = uint32(e.Router.Groups), uint32(e.Router.KeepGroups), uint32(e.Shared/e.FFN)
+		}
+	}
+	if a := c.Latent; a != nil { // heads are those of the latents
+		keys["attention.head_count_kv"], keys["attention.kv_lora_rank"], keys["rope.dimension_count"] = uint32(1), uint32(a.KVRank), uint32(a.Rope)
+		keys["attention.key_length"], keys["attention.value_length"] = uint32(a.KVRank+a.Rope), uint32(a.KVRank)
+		keys["attention.key_length_mla"], keys["attention.value_length_mla"] = uint32(a.Nope+a.Rope), uint32(a.V)
+		if a.QRank > 0 {
+			keys["attention.q_lora_rank"] = uint32(a.QRank)
+		}
+	}
+	if d := c.Delta; d != nil {
+		keys["kda.head_dim"], keys["ssm.conv_kernel"] = uint32(d.HeadDim), uint32(d.Width)
+	}
+	if s := c.RopeScale; s.Type == "yarn" {
+		keys["rope.scaling.type"], keys["rope.scaling.factor"], keys["rope.scaling.original_context_length"] = "yarn", float32(s.Factor), uint32(s.OriginalPositions)
+		keys["rope.scaling.yarn_beta_fast"], keys["rope.scaling.yarn_beta_slow"], keys["rope.scaling.yarn_log_multiplier"] = float32(s.BetaFast), float32(s.BetaSlow), float32(0.1*s.MScaleAllDim)
 	}
 	if c.Window > 0 {
-		g.key(arch+".attention.sliding_window", uint32(c.Window))
+		keys["attention.sliding_window"] = uint32(c.Window)
+		var slides []bool
+		for l := range c.Layers {
+			slides = append(slides, c.WindowOf(l) > 0)
+		}
+		keys["attention.sliding_window_pattern"] = slides
+	}
+	for key, v := range keys {
+		g.key(arch+"."+key, v)
 	}
 	if c.RopeScale.Type == "linear" {
 		g.key(arch+".rope.scaling.type", "linear")
@@ -93,7 +126,14 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	if edit != nil {
 		edit(g)
 	}
-	names := strings.NewReplacer("model.embed_tokens", "token_embd", "model.norm", "output_norm", "lm_head", "output", "model.layers", "blk",
+	names := strings.NewReplacer(
+		"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "mlp.gate.weight", "ffn_gate_inp.weight", "mlp.experts.gate_proj", "ffn_gate_exps", "mlp.experts.up_proj", "ffn_up_exps",
+		"mlp.experts.down_proj", "ffn_down_exps", "mlp.shared_experts.gate_proj", "ffn_gate_shexp", "mlp.shared_experts.up_proj", "ffn_up_shexp", "mlp.shared_experts.down_proj", "ffn_down_shexp",
+		"self_attn.q_a_proj", "attn_q_a", "self_attn.q_a_layernorm", "attn_q_a_norm", "self_attn.q_b_proj", "attn_q_b",
+		"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", "self_attn.kv_a_layernorm", "attn_kv_a_norm", "self_attn.kv_b_proj", "attn_kv_b",
+		"self_attn.q_conv1d", "ssm_conv1d_q", "self_attn.k_conv1d", "ssm_conv1d_k", "self_attn.v_conv1d", "ssm_conv1d_v", "self_attn.f_a_proj", "ssm_f_a", "self_attn.f_b_proj", "ssm_f_b",
+		"self_attn.g_a_proj", "ssm_g_a", "self_attn.g_b_proj", "ssm_g_b", "self_attn.b_proj", "ssm_beta", "self_attn.o_norm", "ssm_norm", "self_attn.A_log", "ssm_a", "self_attn.dt_bias", "ssm_dt.bias",
+		"model.embed_tokens", "token_embd", "model.norm", "output_norm", "lm_head", "output", "model.layers", "blk",
 		"self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v", "self_attn.o_proj", "attn_output",
 		"self_attn.q_norm", "attn_q_norm", "self_attn.k_norm", "attn_k_norm", "mlp.gate_proj", "ffn_gate", "mlp.up_proj", "ffn_up", "mlp.down_proj", "ffn_down",
 		"input_layernorm", "attn_norm", "pre_feedforward_layernorm", "ffn_norm", "post_feedforward_layernorm", "post_ffw_norm",
@@ -116,21 +156,53 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 			for i := range out {
 				out[i]++
 			}
+		case strings.HasSuffix(p.Name, ".A_log"):
+			for i := range out {
+				out[i] = -float32(math.Exp(float64(out[i])))
+			}
+		case strings.HasSuffix(p.Name, ".kv_b_proj.weight") && c.Type != "kimi_linear": // kimi_linear: the older form, in one
+			layer := strings.TrimSuffix(names.Replace(p.Name), "attn_kv_b.weight")
+			keys, values := halvesOf(c, out)
+			g.tensor(layer+"attn_k_b.weight", []int{c.Heads, c.Latent.KVRank, c.Latent.Nope}, keys)
+			g.tensor(layer+"attn_v_b.weight", []int{c.Heads, c.Latent.V, c.Latent.KVRank}, values)
+			continue
 		}
-		g.tensor(names.Replace(p.Name), p.Type.Shape, out)
+		shape := p.Type.Shape
+		if strings.Contains(p.Name, "_conv1d.") {
+			shape = []int{1, shape[0], 1, shape[2]}
+		}
+		g.tensor(names.Replace(p.Name), shape, out)
 	}
 	return g.bytes()
 }
 
+// halvesOf cuts kv_b_proj [H x (Nope+V), KVRank] into keys [H,KVRank,Nope] and
+// values [H,V,KVRank].
+func halvesOf(c models.Config, w []float32) (keys, values []float32) {
+	a := c.Latent
+	for h := range c.Heads {
+		head := w[h*(a.Nope+a.V)*a.KVRank:][:(a.Nope+a.V)*a.KVRank]
+		for j := range a.KVRank {
+			for i := range a.Nope {
+				keys = append(keys, head[i*a.KVRank+j])
+			}
+		}
+		values = append(values, head[a.Nope*a.KVRank:]...)
+	}
+	return keys, values
+}
+
 // TestGGUFGivesTheModelOfTheFolder writes the goldens as GGUF and opens them.
 func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
-	for _, name := range []string{"llama_untied_bias", "qwen2", "qwen3", "olmo2", "gemma3"} {
+	for _, name := range []string{"llama_untied_bias", "mistral", "qwen2", "qwen3", "olmo2", "gemma3", "qwen3_moe", "deepseek_v3", "kimi_linear"} {
 		t.Run(name, func(t *testing.T) {
 			m, _, err := models.Load(filepath.Join("testdata/golden", name))
 			require.NoError(t, err)
-			if name == "gemma3" {
-				// What no key of the form can say.
-				m.Config.Scale, m.Config.Global = 0, nil
+			switch name { // what no key of the form can say
+			case "gemma3":
+				m.Config.Scale = 0
+			case "deepseek_v3":
+				m.Config.RopeScale.MScale = m.Config.RopeScale.MScaleAllDim
 			}
 			path := filepath.Join(t.TempDir(), "model.gguf")
 			require.NoError(t, os.WriteFile(path, ggufOf(m, nil), 0o666))
@@ -141,8 +213,7 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 			c.BOS, c.EOS, c.Pad = m.Config.BOS, m.Config.EOS, m.Config.Pad
 			if name == "gemma3" {
 				require.InDelta(t, 1/4.47213595499958, c.Scale, 1e-12, "1/sqrt(head_dim)")
-				require.Equal(t, []bool{false, false, false, false}, c.Global, "every sixth layer sees everything")
-				c.Scale, c.Global = 0, nil
+				c.Scale = 0
 			}
 			require.Equal(t, m.Config, c)
 			for i, p := range m.Params().All() {
@@ -151,6 +222,10 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 				a, b := graph.Data[float32](p.Tensor()), graph.Data[float32](q.Tensor())
 				if name == "gemma3" && strings.HasSuffix(p.Name, "norm.weight") {
 					require.InDeltaSlice(t, a, b, 2e-7, p.Name) // 1 was added and taken away
+					continue
+				}
+				if strings.HasSuffix(p.Name, ".A_log") {
+					require.InDeltaSlice(t, a, b, 2e-6, p.Name) // through the exponential
 					continue
 				}
 				require.Equal(t, a, b, p.Name)
@@ -166,7 +241,6 @@ func TestGGUFRefusals(t *testing.T) {
 	for want, edit := range map[string]func(*ggufFile){
 		`llama.rope.dimension_count 10 is not supported (supported: 20)`:                 func(g *ggufFile) { g.key("llama.rope.dimension_count", uint32(10)) },
 		`llama.expert_count 8 is not supported (supported: 0)`:                           func(g *ggufFile) { g.key("llama.expert_count", uint32(8)) },
-		`llama.attention.sliding_window 9 is not supported (supported: 0)`:               func(g *ggufFile) { g.key("llama.attention.sliding_window", uint32(9)) },
 		`llama.rope.scaling.type "ntk" is not supported (supported: none, linear, yarn)`: func(g *ggufFile) { g.key("llama.rope.scaling.type", "ntk") },
 		`unexpected tensors: blk.0.extra.weight`:                                         func(g *ggufFile) { g.tensor("blk.0.extra.weight", []int{2}, []float32{1, 2}) },
 	} {
@@ -179,7 +253,7 @@ func TestGGUFRefusals(t *testing.T) {
 	g.key("general.architecture", "rwkv")
 	require.NoError(t, os.WriteFile(path, g.bytes(), 0o666))
 	_, err = models.Open(path)
-	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: gemma3, llama, olmo2, qwen2, qwen3, smollm3)`)
+	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: deepseek2, gemma3, kimi-linear, llama, olmo2, qwen2, qwen3, qwen3moe, smollm3)`)
 }
 
 // FuzzOpenGGUF: whatever a GGUF file says, opening it does not panic.

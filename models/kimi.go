@@ -61,6 +61,7 @@ var kimiLinear = architecture{
 		return ops.Add(x, l.feedForward(l.norm("post_attention_layernorm", x)))
 	},
 	onDisk: kimiOnDisk,
+	gguf:   &kimiGGUF,
 	// transformers saves the gated unit of a dense layer under the mixtures'
 	// name.
 	other: func(name string) string { return strings.Replace(name, ".mlp.", kimiScope, 1) },

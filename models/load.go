@@ -164,7 +164,21 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	used := map[string]bool{}
 	for _, p := range params {
 		names := m.Config.onDisk(p.Name)
+		if s.gguf != nil {
+			names = []string{p.Name} // stacks are one tensor there
+		}
 		want := p.Type.Shape
+		if halves := s.splitKV(p.Name); halves != nil {
+			a := m.Config.Latent
+			for i, shape := range [][]int{{m.Config.Heads, a.KVRank, a.Nope}, {m.Config.Heads, a.V, a.KVRank}} {
+				t := halves[i]
+				if used[t.Name()] = true; !slices.Equal(t.Shape(), shape) {
+					shapes = append(shapes, fmt.Sprintf("%s is %s, the config says %s", t.Name(), graph.Dims(t.Shape()), graph.Dims(shape)))
+				}
+			}
+			from[p.Name] = halves
+			continue
+		}
 		if len(names) > 1 {
 			want = want[1:]
 		}
@@ -185,7 +199,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			from[p.Name] = append(from[p.Name], t)
 			used[t.Name()] = true
 			switch {
-			case !slices.Equal(t.Shape(), want):
+			case !slices.Equal(t.Shape(), want) && (s.gguf == nil || !slices.Equal(withoutOnes(t.Shape()), withoutOnes(want))):
 				shapes = append(shapes, fmt.Sprintf("%s is %s, the config says %s", t.Name(), graph.Dims(t.Shape()), graph.Dims(want)))
 			case t.DType().IsFloat8():
 				q, err := s.ck.FP8(t.Name())
@@ -225,7 +239,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			}
 			continue
 		}
-		if c := s.kept.blocks(parts[0], want.Type.Shape); c != 0 {
+		if c := s.kept.blocks(parts[0], want.Type.Shape); c != 0 && len(parts) == 1 {
 			if err := m.addBlocks(want.Name, parts[0], c, s); err != nil {
 				return report, err
 			}
@@ -235,7 +249,9 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		if err != nil {
 			return report, err
 		}
-		if len(parts) > 1 {
+		if len(parts) > 1 && s.gguf != nil {
+			err = m.readKV(p, parts)
+		} else if len(parts) > 1 {
 			err = readStack(p, parts, codes)
 		} else if q := codes[parts[0].Name()]; q != nil {
 			wide := make([]float32, p.Type.Size())
@@ -307,10 +323,8 @@ func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) erro
 		if err := inOrder(t.Float32, wide, turned, m.Config.HeadDim, t.RowLen()); err != nil {
 			return err
 		}
-		if s.gguf != nil && architectures[m.Config.Type].unitNorm && strings.HasSuffix(p.Name, "norm.weight") {
-			for i := range wide {
-				wide[i]-- // the file has the 1 added
-			}
+		if s.gguf != nil {
+			return m.undoGGUF(p, wide)
 		}
 		return nil
 	}

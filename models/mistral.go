@@ -19,4 +19,5 @@ var mistral = architecture{
 		}
 	},
 	layer: llamaLayer,
+	gguf:  &llamaGGUF, // with a window
 }

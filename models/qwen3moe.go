@@ -48,6 +48,7 @@ var qwen3Moe = architecture{
 		}
 	},
 	layer: sparseLayer,
+	gguf:  &qwen3MoeGGUF,
 }
 
 // sparseLayer is llamaLayer with a mixture where the layer has one.
