@@ -307,8 +307,8 @@ func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotarySc
 	return s, nil
 }
 
-// ggufTokenizer makes the tokenizer of a GGUF header.
-func ggufTokenizer(m checkpoint.Metadata) (*tokenizer.Tokenizer, error) {
+// ggufTokenizer reads the tokenizer of a GGUF header.
+func ggufTokenizer(m checkpoint.Metadata) (tokenizer.GGUF, error) {
 	k := &ggufKeys{m: m, prefix: "tokenizer.ggml."}
 	id := func(key string) *int32 {
 		n := optional(k, key, k.int)
@@ -338,8 +338,5 @@ func ggufTokenizer(m checkpoint.Metadata) (*tokenizer.Tokenizer, error) {
 			g.Stop = append(g.Stop, *stop)
 		}
 	}
-	if k.err != nil {
-		return nil, k.err
-	}
-	return tokenizer.FromGGUF(g)
+	return g, k.err
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/tokenizer"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // ggufFile writes a GGUF file with float32 tensors.
@@ -28,12 +30,20 @@ func (g *ggufFile) string(b *bytes.Buffer, s string) {
 }
 
 func (g *ggufFile) key(name string, v any) {
-	kind := map[string]uint32{"uint32": 4, "float32": 6, "bool": 7, "string": 8, "[]bool": 9}[fmt.Sprintf("%T", v)]
+	kind := map[string]uint32{"uint32": 4, "float32": 6, "bool": 7, "string": 8, "[]bool": 9, "[]string": 9}[fmt.Sprintf("%T", v)]
 	g.nKeys++
 	g.string(&g.keys, name)
 	binary.Write(&g.keys, binary.LittleEndian, kind)
 	if s, ok := v.(string); ok {
 		g.string(&g.keys, s)
+		return
+	}
+	if list, ok := v.([]string); ok {
+		binary.Write(&g.keys, binary.LittleEndian, uint32(8))
+		binary.Write(&g.keys, binary.LittleEndian, uint64(len(list)))
+		for _, s := range list {
+			g.string(&g.keys, s)
+		}
 		return
 	}
 	if list, ok := v.([]bool); ok {
@@ -232,6 +242,44 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTokenizerFilesOfAGGUF: a model that came in a GGUF file is saved as a whole
+// folder, with the tokenizer and the chat template of the header.
+func TestTokenizerFilesOfAGGUF(t *testing.T) {
+	m, _, err := models.Load("testdata/variants/longrope")
+	require.NoError(t, err)
+	m.Config.RopeScale = native.RotaryScaling{} // the form has no such rotation
+	path, dir := filepath.Join(t.TempDir(), "model.gguf"), filepath.Join(t.TempDir(), "saved")
+	require.NoError(t, os.WriteFile(path, ggufOf(m, func(g *ggufFile) {
+		g.key("tokenizer.ggml.model", "gpt2")
+		g.key("tokenizer.ggml.pre", "gpt-2")
+		g.key("tokenizer.ggml.tokens", []string{"a", "b", "c", "ab", "Ġ", "<|end|>"})
+		g.key("tokenizer.ggml.merges", []string{"a b"})
+		g.key("tokenizer.ggml.eos_token_id", uint32(5))
+		g.key("tokenizer.chat_template", "{{ messages[0].content }}")
+	}), 0o666))
+	o, err := models.Open(path)
+	require.NoError(t, err)
+	require.NoError(t, o.Save(dir))
+	files, err := models.TokenizerFiles(path)
+	require.NoError(t, err)
+	for name, text := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o666))
+	}
+	again, err := models.Open(dir)
+	require.NoError(t, err)
+	require.Equal(t, []int32{5}, again.Config.EOS)
+	for _, tok := range []*tokenizer.Tokenizer{o.Tokenizer, again.Tokenizer} {
+		ids, err := tok.Encode("abc ab", tokenizer.EncodeOptions{})
+		require.NoError(t, err)
+		require.Equal(t, []int32{3, 2, 4, 3}, ids)
+		require.Equal(t, int32(5), tok.Special().EOS)
+	}
+	require.Contains(t, string(files["tokenizer_config.json"]), `"chat_template": "{{ messages[0].content }}"`)
+	copied, err := models.TokenizerFiles(dir)
+	require.NoError(t, err)
+	require.Equal(t, files, copied)
 }
 
 func TestGGUFRefusals(t *testing.T) {

@@ -101,7 +101,11 @@ func (o *Opened) openGGUF(kept storage) error {
 		return fail(err)
 	}
 	if _, ok := o.Metadata["tokenizer.ggml.model"]; ok {
-		if o.Tokenizer, err = ggufTokenizer(o.Metadata); err != nil {
+		g, err := ggufTokenizer(o.Metadata)
+		if err != nil {
+			return fail(err)
+		}
+		if o.Tokenizer, err = tokenizer.FromGGUF(g); err != nil {
 			return fail(err)
 		}
 		// The tokenizer has them; they are most of the header.

@@ -102,8 +102,8 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 	if err := s.keep(); err != nil {
 		return fmt.Errorf("-out: must be a folder that can be written to: %w", err)
 	}
-	if from.unsaved {
-		fmt.Fprintf(errOut, "train: the tokenizer of %s is not written into the folders of models: put a tokenizer.json there\n", s.From)
+	if from.unsaved != nil {
+		fmt.Fprintf(errOut, "train: the tokenizer of %s is not written into the folders of models, put a tokenizer.json there: %v\n", s.From, from.unsaved)
 	}
 	begin := t.Step()
 	sum, err := t.Run(ctx)

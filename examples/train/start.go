@@ -6,7 +6,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -20,7 +19,7 @@ type start struct {
 	*models.Transformer
 	trained train.Model
 	encoder train.Encoder // nil: the text is bytes
-	unsaved bool          // whether the models that are written lack the tokenizer
+	unsaved error         // why the models that are written lack the tokenizer
 }
 
 func (s settings) start() (*start, error) {
@@ -48,7 +47,8 @@ func (s settings) start() (*start, error) {
 
 // prepare makes an opened model ready to be trained.
 func (s settings) prepare(o *models.Opened) (*start, error) {
-	from := &start{Transformer: o.Transformer, trained: &folder{o.Transformer, s.From}}
+	files, unsaved := models.TokenizerFiles(s.From)
+	from := &start{Transformer: o.Transformer, trained: &folder{o.Transformer, files}}
 	if s.Train.Context > o.Config.Context {
 		return nil, fmt.Errorf("-context: must be at most %d, the context of %s, got %d", o.Config.Context, s.From, s.Train.Context)
 	}
@@ -58,7 +58,9 @@ func (s settings) prepare(o *models.Opened) (*start, error) {
 	// No file of a tokenizer has a token that is no text.
 	if _, bytes := o.Tokenizer.TokenToID("\xff"); !bytes {
 		from.encoder = o.Tokenizer
-		from.unsaved = o.Metadata != nil && (s.LoRA.Rank == 0 || s.Merge)
+		if s.LoRA.Rank == 0 || s.Merge {
+			from.unsaved = unsaved
+		}
 	}
 	if s.LoRA.Rank > 0 {
 		ad, err := o.Adapt(models.LoRA(s.LoRA), s.Train.Seed)
@@ -88,30 +90,24 @@ func (s settings) merge(adapter string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	files, _ := models.TokenizerFiles(s.From) // the start of the run has said what is wrong with them
 	dir := filepath.Join(s.Out, mergedName)
-	return dir, checkpoint.WriteDir(dir, (&folder{m, s.From}).WriteFiles)
+	return dir, checkpoint.WriteDir(dir, (&folder{m, files}).WriteFiles)
 }
 
 // folder is a model whose checkpoints get the tokenizer of the model it came
 // from.
 type folder struct {
 	*models.Transformer
-	from string
+	files map[string][]byte
 }
 
 func (f *folder) WriteFiles(dir string) error {
 	if err := f.Transformer.WriteFiles(dir); err != nil {
 		return err
 	}
-	if info, err := os.Stat(f.from); err != nil || !info.IsDir() {
-		return err
-	}
-	for _, name := range []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json"} {
-		text, err := os.ReadFile(filepath.Join(f.from, name))
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), text, 0o666)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for name, text := range f.files {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o666); err != nil {
 			return err
 		}
 	}

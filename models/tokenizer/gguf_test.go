@@ -5,6 +5,7 @@ package tokenizer
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -69,6 +70,7 @@ func TestGGUFByteLevel(t *testing.T) {
 	tok, err := FromGGUF(g)
 	require.NoError(t, err)
 	sameAsGolden(t, tok, "gpt2_style", true)
+	sameAsGolden(t, savedGGUF(t, g), "gpt2_style", true)
 
 	g = ggufOf(t, "testdata/qwen_style/tokenizer.json", "qwen2")
 	eos := int32(2502)
@@ -76,6 +78,7 @@ func TestGGUFByteLevel(t *testing.T) {
 	tok, err = FromGGUF(g)
 	require.NoError(t, err)
 	sameAsGolden(t, tok, "qwen_style", true)
+	sameAsGolden(t, savedGGUF(t, g), "qwen_style", true)
 	require.Equal(t, SpecialIDs{BOS: -1, EOS: 2502, Unknown: -1, Pad: -1, Stop: []int32{2502, 2500}}, tok.Special())
 
 	g = ggufOf(t, "testdata/llama3_style/tokenizer.json", "llama-bpe")
@@ -84,11 +87,33 @@ func TestGGUFByteLevel(t *testing.T) {
 	tok, err = FromGGUF(g)
 	require.NoError(t, err)
 	sameAsGolden(t, tok, "llama3_style", true)
+	sameAsGolden(t, savedGGUF(t, g), "llama3_style", true)
 	no := false
 	g.AddBOS = &no
 	tok, err = FromGGUF(g)
 	require.NoError(t, err)
 	require.Equal(t, encode(t, tok, "x", false), encode(t, tok, "x", true))
+}
+
+// savedGGUF is the tokenizer of the folder that a GGUF tokenizer is saved as.
+func savedGGUF(t *testing.T, g GGUF) *Tokenizer {
+	t.Helper()
+	dir := t.TempDir()
+	file, err := g.JSON()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer.json"), file, 0o600))
+	config, err := g.Config("{{ messages }}")
+	require.NoError(t, err)
+	require.Contains(t, string(config), `"chat_template": "{{ messages }}"`)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), config, 0o600))
+	tok, err := Open(dir)
+	require.NoError(t, err)
+	want, err := FromGGUF(g)
+	require.NoError(t, err)
+	a, b := want.Special(), tok.Special()
+	a.Stop, b.Stop = nil, nil // further ends are the model's config's
+	require.Equal(t, a, b)
+	return tok
 }
 
 func TestGGUFPreTokenizers(t *testing.T) {
@@ -99,6 +124,7 @@ func TestGGUFPreTokenizers(t *testing.T) {
 		tok, err := FromGGUF(g)
 		require.NoError(t, err, name)
 		require.Equal(t, text, tok.Decode(encode(t, tok, text, false), false), name)
+		require.Equal(t, encode(t, tok, text, true), encode(t, savedGGUF(t, g), text, true), name)
 	}
 	g.Pre = "smollm"
 	tok, err := FromGGUF(g)
@@ -121,6 +147,7 @@ func TestGGUFSentencePiece(t *testing.T) {
 	tok, err := FromGGUF(g)
 	require.NoError(t, err)
 	sameAsGolden(t, tok, "llama2_style/legacy", true)
+	sameAsGolden(t, savedGGUF(t, g), "llama2_style/legacy", true)
 	require.Equal(t, SpecialIDs{BOS: 1, EOS: 2, Unknown: 0, Pad: -1, Stop: []int32{2}}, tok.Special())
 
 	pieces := []string{"<unk>", "</s>", "▁", "a", "b", "ab", "▁a"}
@@ -130,6 +157,10 @@ func TestGGUFSentencePiece(t *testing.T) {
 	tok, err = FromGGUF(GGUF{Model: "t5", Tokens: pieces, Scores: scores, Types: types, EOS: &eos})
 	require.NoError(t, err)
 	require.Equal(t, []int32{6, 4, 1, 6, 0, 3, 1}, encode(t, tok, "ab</s>axya", true))
+	_, err = GGUF{Model: "t5", Tokens: pieces, Scores: scores, Types: types}.JSON()
+	require.EqualError(t, err, `tokenizer: GGUF: tokenizer.ggml.model "t5" has no form as a tokenizer.json here (gpt2 and llama have)`)
+	_, err = GGUF{Model: "gpt2", Pre: "gpt-2", Tokens: []string{"a", "b", "ab", "a"}, Merges: []string{"a b"}}.JSON()
+	require.ErrorContains(t, err, "holds each token once")
 }
 
 func TestGGUFNamesWhatIsWrong(t *testing.T) {

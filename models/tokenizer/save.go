@@ -1,11 +1,8 @@
-// Writing a trained tokenizer as tokenizer.json.
+// Writing a tokenizer.json.
 
 package tokenizer
 
-import (
-	"bytes"
-	"encoding/json"
-)
+import "encoding/json"
 
 // trainedFile is the tokenizer.json of trained merges, in the form that the
 // tokenizers library writes.
@@ -23,24 +20,8 @@ func trainedFile(merges [][2]int32, special []string) ([]byte, error) {
 	for i, token := range special {
 		added = append(added, addedToken{ID: int32(len(tokens) + i), Content: token, Special: true})
 	}
-	type object = map[string]any
 	bytesAsChars := object{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}
-	var out bytes.Buffer
-	e := json.NewEncoder(&out)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", " ")
-	err := e.Encode(struct {
-		Version       string       `json:"version"`
-		Truncation    any          `json:"truncation"`
-		Padding       any          `json:"padding"`
-		AddedTokens   []addedToken `json:"added_tokens"`
-		Normalizer    any          `json:"normalizer"`
-		PreTokenizer  object       `json:"pre_tokenizer"`
-		PostProcessor any          `json:"post_processor"`
-		Decoder       object       `json:"decoder"`
-		Model         object       `json:"model"`
-	}{
-		Version:      "1.0",
+	return jsonFile{
 		AddedTokens:  added,
 		PreTokenizer: bytesAsChars,
 		Decoder:      bytesAsChars,
@@ -49,8 +30,31 @@ func trainedFile(merges [][2]int32, special []string) ([]byte, error) {
 			"end_of_word_suffix": nil, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
 			"vocab": orderedVocab(tokens), "merges": spelled,
 		},
-	})
-	return out.Bytes(), err
+	}.marshal()
+}
+
+// jsonFile is a tokenizer.json to be written.
+type jsonFile struct {
+	AddedTokens   []addedToken
+	Normalizer    any
+	PreTokenizer  any
+	PostProcessor any
+	Decoder       any
+	Model         any
+}
+
+func (f jsonFile) marshal() ([]byte, error) {
+	return indented(struct {
+		Version       string       `json:"version"`
+		Truncation    any          `json:"truncation"`
+		Padding       any          `json:"padding"`
+		AddedTokens   []addedToken `json:"added_tokens"`
+		Normalizer    any          `json:"normalizer"`
+		PreTokenizer  any          `json:"pre_tokenizer"`
+		PostProcessor any          `json:"post_processor"`
+		Decoder       any          `json:"decoder"`
+		Model         any          `json:"model"`
+	}{"1.0", nil, nil, f.AddedTokens, f.Normalizer, f.PreTokenizer, f.PostProcessor, f.Decoder, f.Model})
 }
 
 // orderedVocab writes tokens with their ids in the order of ids.
