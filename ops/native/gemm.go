@@ -13,11 +13,12 @@ import "unsafe"
 const (
 	gemmKC = 256 // length of k in one pass: a packed panel of B stays in L1
 	gemmMC = 48  // rows of a unit
-	gemmNC = 256 // columns of a unit: its part of packed B stays in L2
+	gemmNC = 256 // columns of a unit
 
 	gemmABlock   = gemmMC * gemmAStride
 	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
 	gemmSets     = 512         // rows of A that far apart fall on too few cache sets to be read where they lie
+	gemmSpan     = 512         // elements of k that a launch takes: its part of packed B, 512 KB in float32, stays in L2
 	gemmPackCols = 64          // columns of B that one unit packs
 	gemmFew      = 4           // rows that are read where they lie, whatever their stride; the stream tile has as many
 	gemmSmall    = 1 << 17     // products below which one goroutine does it all
@@ -61,12 +62,12 @@ func (g *gemmArgs[T]) compute() {
 		g.streamB()
 		return
 	}
-	// One pass over k at a time: what a unit needs of B stays in L2 while the
+	// A few passes over k at a time: what a unit needs of B stays in L2 while the
 	// blocks of rows go by.
 	g.nc = gemmNC
 	width := ceilDiv(n, tileCols[T]()) * tileCols[T]()
-	for p := 0; p < k || p == 0; p += g.pass() {
-		g.k0, g.kEnd = p, min(p+g.pass(), k)
+	for p := 0; p < k || p == 0; p += gemmSpan {
+		g.k0, g.kEnd = p, min(p+gemmSpan, k)
 		g.packed = takeScratch[T]((g.kEnd - p) * width)
 		launchGemmPack(g)
 		launchGemm(g)
@@ -209,7 +210,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 			}
 			switch {
 			case g.packed != nil:
-				b = g.packed[j*kc:]
+				b = g.packed[j*(g.kEnd-g.k0)+(p-g.k0)*nr:]
 			case t.stream:
 				b, rsb = g.b[j*g.ldb+p:], g.ldb
 			default:
