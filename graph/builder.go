@@ -41,6 +41,7 @@ type shared struct {
 	unique  int64
 	within  *Node // while its gradient is taken: new nodes belong to its scope
 	graded  bool
+	forward int // nodes that were there when the gradient was taken
 	err     error
 }
 

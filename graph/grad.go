@@ -61,7 +61,7 @@ func (b *Builder) Grad(loss *Node, wrt ...*Node) ([]*Node, error) {
 	if err := b.checkGrad(loss, wrt); err != nil {
 		return nil, fmt.Errorf("graph: Grad: %w", err)
 	}
-	b.graded = true
+	b.graded, b.forward = true, len(b.nodes)
 	seed := (&Builder{shared: b.shared}).Const("loss_grad", 1)
 	if b.err != nil {
 		return nil, b.err

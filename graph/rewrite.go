@@ -29,28 +29,26 @@ func RewriteInto(dst, src *Builder, sub Substitute) error {
 	case dst.params != src.params || dst.states != src.states || dst.float != src.float:
 		return errors.New("rewrite: the target must share parameters, states and element type with the graph")
 	}
-	_, err := rewriteInto(dst, src, src.nodes, sub)
-	return err
+	return rewriteInto(dst, src, src.nodes, map[*Node][]*Node{}, sub)
 }
 
 // rewrite rebuilds the given nodes, inputs before users, and tells what became
 // of each.
 func rewrite(b *Builder, nodes []*Node, sub Substitute) (*Builder, map[*Node][]*Node, error) {
-	nb := b.Sibling()
-	became, err := rewriteInto(nb, b, nodes, sub)
-	if err != nil {
+	nb, became := b.Sibling(), make(map[*Node][]*Node, len(nodes))
+	if err := rewriteInto(nb, b, nodes, became, sub); err != nil {
 		return nil, nil, err
 	}
 	nb.scope = b.scope
 	return nb, became, nil
 }
 
-func rewriteInto(nb, b *Builder, nodes []*Node, sub Substitute) (map[*Node][]*Node, error) {
+// rewriteInto is rewrite into nb; became is filled on the way.
+func rewriteInto(nb, b *Builder, nodes []*Node, became map[*Node][]*Node, sub Substitute) error {
 	if b.err != nil {
-		return nil, b.err
+		return b.err
 	}
 	nb = &Builder{shared: nb.shared} // its scope changes on the way
-	became := make(map[*Node][]*Node, len(nodes))
 	for _, n := range nodes {
 		nb.scope = n.scope
 		if n.op == nil {
@@ -76,10 +74,10 @@ func rewriteInto(nb, b *Builder, nodes []*Node, sub Substitute) (map[*Node][]*No
 		}
 		nb.within = nil
 		if nb.err != nil {
-			return nil, nb.err
+			return nb.err
 		}
 		if err := fits(nb, n, out); err != nil {
-			return nil, located(n.name, n.op.Name(), err)
+			return located(n.name, n.op.Name(), err)
 		}
 		became[n] = out
 	}
@@ -88,7 +86,7 @@ func rewriteInto(nb, b *Builder, nodes []*Node, sub Substitute) (map[*Node][]*No
 			nb.Output(o.name, m[0])
 		}
 	}
-	return became, nb.err
+	return nb.err
 }
 
 // fits holds a substitute to the results of the node it stands for.

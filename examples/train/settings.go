@@ -110,6 +110,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 	f.IntVar(&t.Batch, "batch", t.Batch, "rows of a micro-batch")
 	f.IntVar(&t.Context, "context", t.Context, "tokens of a row")
 	f.IntVar(&t.Accumulate, "accumulate", t.Accumulate, "micro-batches of a step")
+	f.BoolVar(&t.Recompute, "recompute", t.Recompute, "compute the activations of a layer again for the gradient instead of keeping them: less memory, a third\nmore time, the same result")
 	f.Float64Var(&t.Dropout, "dropout", t.Dropout, "probability of dropping an activation")
 	f.Float64Var(&t.LR, "lr", t.LR, "highest learning rate")
 	f.IntVar(&t.Warmup, "warmup", t.Warmup, "steps of linear warm-up before the cosine to a tenth of -lr")

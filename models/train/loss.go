@@ -5,6 +5,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"regexp"
 
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
@@ -97,6 +98,12 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 		for _, p := range params {
 			l.params = append(l.params, p.Param())
 		}
+		if o.Recompute {
+			if outputs, err = graph.Recompute(layerOf, outputs...); err != nil {
+				return nil, err
+			}
+			b = outputs[0].Builder()
+		}
 	}
 	if err := graph.Verify(b); err != nil {
 		return nil, err
@@ -130,6 +137,11 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	l.loss, l.count, l.grads = values[0], values[1], values[2:]
 	return l, nil
 }
+
+// layerOf is the layer that a scope such as model.layers.3.mlp lies in.
+func layerOf(scope string) string { return layerScope.FindString(scope) }
+
+var layerScope = regexp.MustCompile(`^(.*\.)?layers\.\d+`)
 
 // cut fills seqlens from positions: a sequence begins with every row of so many
 // tokens, and wherever the position is 0. What is left over are empty ones.

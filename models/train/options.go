@@ -36,9 +36,10 @@ type Options struct {
 	EvalRows  int `json:"eval_rows"`  // held-out rows of an evaluation; 0: all
 	EarlyStop int `json:"early_stop"` // evaluations without a new best that end the run; 0: never
 
-	// These two do not decide the result.
-	SaveEvery int `json:"save_every"` // steps between checkpoints; 0: only after the last step
-	Keep      int `json:"keep"`       // newest checkpoints to keep, beside the best
+	// These do not decide the result.
+	Recompute bool `json:"recompute"`  // keep only what the layers hand on, and compute the rest again for the gradient: memory for time
+	SaveEvery int  `json:"save_every"` // steps between checkpoints; 0: only after the last step
+	Keep      int  `json:"keep"`       // newest checkpoints to keep, beside the best
 }
 
 // Compute says what the linears multiply. Weights, moments and sums are float32
@@ -112,7 +113,7 @@ func (o Options) Check() error {
 // may what does not decide the parameters.
 func (o Options) differs(saved Options) (field, was, is string) {
 	for _, s := range []*Options{&o, &saved} {
-		s.Steps, s.EvalEvery, s.EvalRows, s.EarlyStop, s.SaveEvery, s.Keep = 0, 0, 0, 0, 0, 0
+		s.Steps, s.EvalEvery, s.EvalRows, s.EarlyStop, s.Recompute, s.SaveEvery, s.Keep = 0, 0, 0, 0, false, 0, 0
 		s.Compute = cmp.Or(s.Compute, F32)
 	}
 	now, then := o.fields(), saved.fields()

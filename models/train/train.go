@@ -156,6 +156,10 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 // Step is the number of steps done.
 func (t *Trainer) Step() int { return t.state.Step }
 
+// Plan is the plan of a training step: its Arena is the peak of what the step
+// needs beside weights and moments.
+func (t *Trainer) Plan() *graph.Plan { return t.train.exec.Plan() }
+
 // Summary is the outcome of a run.
 type Summary struct {
 	Steps      int      `json:"steps"`

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/train"
@@ -19,12 +20,25 @@ import (
 // newTransformer is a run of a real decoder on a short text.
 func newTransformer(t testing.TB, o train.Options, settings ...train.Setting) (*train.Trainer, *models.Transformer) {
 	t.Helper()
+	m := smallTransformer(t, o.Seed)
+	tr, err := train.New(m, smallWindows(t, o), o, settings...)
+	require.NoError(t, err)
+	return tr, m
+}
+
+func smallTransformer(t testing.TB, seed uint64) *models.Transformer {
+	t.Helper()
 	m, err := models.New(models.Config{
 		Type: "llama", Vocab: 256, Hidden: 24, FFN: 40, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 6,
 		Context: 64, NormEps: 1e-5, RopeTheta: 1e4,
 	})
 	require.NoError(t, err)
-	require.NoError(t, m.Init(o.Seed))
+	require.NoError(t, m.Init(seed))
+	return m
+}
+
+func smallWindows(t testing.TB, o train.Options) *train.Windows {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "text")
 	var text []byte
 	for i := range 3000 {
@@ -36,9 +50,7 @@ func newTransformer(t testing.TB, o train.Options, settings ...train.Setting) (*
 	t.Cleanup(func() { require.NoError(t, tok.Close()) })
 	w, err := train.NewWindows(tok, 256, train.WindowOptions{Context: o.Context, Seed: o.Seed, Order: train.Epochs, Validation: 0.1})
 	require.NoError(t, err)
-	tr, err := train.New(m, w, o, settings...)
-	require.NoError(t, err)
-	return tr, m
+	return w
 }
 
 func transformerOptions() train.Options {
@@ -119,6 +131,43 @@ func TestComputeBF16(t *testing.T) {
 	t.Logf("loss of step 1: %.6f, bf16 %.6f; of step 60: %.4f, bf16 %.4f", first, first16, last, last16)
 	require.InDelta(t, first, first16, 1e-4) // measured 2e-6
 	require.InDelta(t, last, last16, 0.02)   // measured 0.0011
+}
+
+// TestRecomputeHasTheSameBits: with dropout, in float32, in bf16 and in FP8, a
+// run that keeps no activations of its layers is the run that keeps them, and
+// needs less memory.
+func TestRecomputeHasTheSameBits(t *testing.T) {
+	for name, c := range map[string]struct {
+		compute train.Compute
+		fp8     autocast.Recipe
+	}{"f32": {train.F32, nil}, "bf16": {train.BF16, nil}, "fp8 dynamic": {train.F32, autocast.Dynamic{}}, "fp8 delayed": {train.BF16, autocast.Delayed{History: 3}}} {
+		t.Run(name, func(t *testing.T) {
+			var want map[string][]float32
+			var arena, steps int
+			for _, recompute := range []bool{false, true} {
+				o := transformerOptions()
+				o.Steps, o.Compute, o.Recompute, o.Accumulate = 6, c.compute, recompute, 2
+				m := smallTransformer(t, o.Seed)
+				var trained train.Model = m
+				if c.fp8 != nil {
+					trained = autocast.Train(m, autocast.Options{Recipe: c.fp8, Filter: autocast.Filter{MinSize: 1}})
+				}
+				tr, err := train.New(trained, smallWindows(t, o), o)
+				require.NoError(t, err)
+				_, err = tr.Run(context.Background())
+				require.NoError(t, err)
+				if !recompute {
+					want, arena, steps = bits(m), tr.Plan().Arena, len(tr.Plan().Steps)
+					continue
+				}
+				require.Equal(t, want, bits(m))
+				// Measured: 0.65 of the memory, with two layers.
+				require.Less(t, float64(tr.Plan().Arena), 0.8*float64(arena))
+				require.Greater(t, len(tr.Plan().Steps), steps)
+				t.Logf("arena %d -> %d, steps %d -> %d", arena, tr.Plan().Arena, steps, len(tr.Plan().Steps))
+			}
+		})
+	}
 }
 
 func TestN03_TransformerWithDropoutResumes(t *testing.T) {
