@@ -1,5 +1,6 @@
 // Cross-entropy of rows of logits, for evaluation: loss[t] = lse - x[t, label[t]] + zloss lse^2 with lse = log(sum(exp(x[t,:]))),
-// 0 for the ignored label, NaN for another one outside [0,V); and the mean of the rows that count.
+// 0 for the ignored label (every one below 0 where that is), NaN for another one outside [0,V); and the mean of the rows
+// that count.
 //
 // A block of 512 threads owns a row and reads it once, a running maximum and sum a thread, merged in a fixed order, in f32.
 // Rows of any stride; packs of 16 bytes where rows are aligned to them. Shared memory: 64 floats. The mean: one block of 1024
@@ -48,7 +49,7 @@ template <class T> __device__ __forceinline__ void cross_entropy(float* loss, fl
   const float sum = isinf(m) ? 0.f : logf(l), z = m + sum;
   if (lse) lse[t] = z;
   float y = 0;
-  if (label != ignore) {
+  if (label != ignore && !(ignore < 0 && label < 0)) {
     y = label < 0 || label >= v ? NAN : m - to_float(row[label]) + sum;
     if (zloss != 0) y += zloss * z * z;
   }

@@ -31,6 +31,15 @@ func init() {
 	})
 }
 
+func init() {
+	graph.Register(graph.Def{
+		Name:   "nll",
+		Doc:    "negative log-likelihood of one token a row",
+		Native: floats(nll[float32], nll[float64]),
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 5 * int64(in[0].Size()) },
+	})
+}
+
 // IgnoreIndex is the label of a token that has no target.
 const IgnoreIndex = -100
 
@@ -104,4 +113,35 @@ func crossEntropyGradBody[T native.Float](c *graph.Call) error {
 	o, logits := c.Op.(crossEntropyGrad), c.In[1]
 	return native.CrossEntropyGrad(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](logits), graph.Data[T](c.In[3]),
 		graph.Data[int32](c.In[2]), rows(logits.Type), last(logits.Type), o.Ignore, o.ZLoss)
+}
+
+// NLLOp is y[i] = log sum_v exp z[i,v] - z[i, ids[i]], in nats: what the token
+// ids[i] costs. logits [...,V], ids int32 [...], y as ids; 0 where an id is
+// below 0, and an id of V or above is an error of the run. It has no gradient:
+// CrossEntropy has.
+type NLLOp struct{}
+
+// NLL adds an NLLOp.
+func NLL(logits, ids *graph.Node) *graph.Node { return graph.Apply(NLLOp{}, logits, ids) }
+
+// Name is "nll".
+func (NLLOp) Name() string { return "nll" }
+
+// Infer requires one id for each row of logits.
+func (NLLOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	if err := arity(in, 2, "logits", "ids"); err != nil {
+		return nil, err
+	}
+	logits, ids := in[0], in[1]
+	if err := activation("logits", logits); err != nil {
+		return nil, err
+	}
+	if ids.DType != dtype.Int32 || logits.Rank() < 1 || !slices.Equal(logits.Shape[:logits.Rank()-1], ids.Shape) {
+		return nil, fmt.Errorf("ids must be int32 [...] for logits [...,V], got logits %s, ids %s", logits, ids)
+	}
+	return []graph.Type{graph.T(logits.DType, ids.Shape...)}, nil
+}
+
+func nll[T native.Float](c *graph.Call) error {
+	return native.NLL(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[int32](c.In[1]), rows(c.In[0].Type), last(c.In[0].Type))
 }

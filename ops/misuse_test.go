@@ -57,6 +57,7 @@ func constructors(t *testing.T) map[string]func(x, y *graph.Node) *graph.Node {
 		"paged": func(x, y *graph.Node) *graph.Node {
 			return ops.PagedAttention(x, x, x, ops.Pages{QOIndptr: y, Indptr: y, Indices: y, LastPageLen: y}, ops.PagedAttentionOp{})
 		},
+		"nll":        ops.NLL,
 		"sampling":   func(x, y *graph.Node) *graph.Node { return ops.Sampling(x, y, y) },
 		"route":      func(x, y *graph.Node) *graph.Node { _, w := ops.Route(x, y, ops.Router{Experts: 4, TopK: 2}); return w },
 		"balance":    func(x, y *graph.Node) *graph.Node { return ops.BalanceLoss(x, y, ops.Router{Experts: 4, TopK: 4}) },

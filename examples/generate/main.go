@@ -54,7 +54,7 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 // settings are the flags.
 type settings struct {
 	model, adapter, prompt, system, backend, dtype string
-	chat, json                                     bool
+	chat, json, logprobs                           bool
 	n, context, workers                            int
 	sampling                                       generate.Sampling
 	stops                                          list
@@ -82,6 +82,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.Var(&s.stops, "stop", "end the text before this string; may be given several times")
 	f.IntVar(&s.workers, "workers", 0, "goroutines that share the work; 0: one for each core")
 	f.BoolVar(&s.json, "json", false, "print machine-readable lines")
+	f.BoolVar(&s.logprobs, "logprobs", false, "with -json, the log-probability of every token")
 	if err := f.Parse(args); err != nil {
 		return s, err
 	}
@@ -106,6 +107,8 @@ func (s *settings) check() error {
 		return fmt.Errorf("-backend must be native or cuda, got %q", s.backend)
 	case computes[s.dtype] == dtype.Invalid:
 		return fmt.Errorf("-dtype must be bf16, f16 or f32, got %q", s.dtype)
+	case s.logprobs && !s.json:
+		return errors.New("-logprobs needs -json")
 	case s.n < 0:
 		return fmt.Errorf("-n must be 0 or above, got %d", s.n)
 	case s.context < 0:
@@ -157,7 +160,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 			return fmt.Errorf("-adapter: %w", err)
 		}
 	}
-	session, err := generate.New(model, generate.Options{Context: s.context, Compile: chosen.Compile})
+	session, err := generate.New(model, generate.Options{Context: s.context, Compile: chosen.Compile, Logprobs: s.logprobs})
 	if err != nil {
 		return flagError(err)
 	}

@@ -50,6 +50,7 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 		"-system is for a chat: it needs -chat":                                         {"-model", dir, "-prompt", "a", "-system", "b"},
 		`-backend must be native or cuda, got "abacus"`:                                 {"-model", dir, "-prompt", "a", "-backend", "abacus"},
 		`-dtype must be bf16, f16 or f32, got "f8"`:                                     {"-model", dir, "-prompt", "a", "-dtype", "f8"},
+		"-logprobs needs -json":                                                         {"-model", dir, "-prompt", "a", "-logprobs"},
 		"-n must be 0 or above, got -1":                                                 {"-model", dir, "-prompt", "a", "-n", "-1"},
 		"-context must be 0 or above, got -1":                                           {"-model", dir, "-prompt", "a", "-context", "-1"},
 		"-context must be 1 to 200, got 201":                                            {"-model", dir, "-prompt", "a", "-context", "201"},
@@ -102,7 +103,7 @@ func TestCompletionAndItsLines(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, strings.HasPrefix(out, "Hello"))
 	require.Regexp(t, `^\[prompt 5 tokens, \d+ tokens/s; \d tokens, [\d.]+ tokens/s; (length|stop)\]\n$`, errOut)
-	lines, _, err := runIt(t, "", "-model", dir, "-prompt", "Hello", "-n", "5", "-seed", "3", "-json")
+	lines, _, err := runIt(t, "", "-model", dir, "-prompt", "Hello", "-n", "5", "-seed", "3", "-json", "-logprobs")
 	require.NoError(t, err)
 	text := "Hello"
 	var last map[string]any
@@ -111,6 +112,7 @@ func TestCompletionAndItsLines(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(line), &last))
 		if s, ok := last["text"].(string); ok {
 			text += s
+			require.Less(t, last["logprob"], 0.0)
 		}
 	}
 	require.Equal(t, strings.TrimSuffix(out, "\n"), text)

@@ -71,7 +71,11 @@ func (w *writer) write(ctx context.Context, ids, stop []int32) (string, error) {
 		}
 		text.WriteString(token.Text)
 		if w.json {
-			err = w.line(map[string]any{"token": token.ID, "text": token.Text, "tokens_per_s": t.decodeRate()})
+			line := map[string]any{"token": token.ID, "text": token.Text, "tokens_per_s": t.decodeRate()}
+			if w.logprobs {
+				line["logprob"] = token.Logprob
+			}
+			err = w.line(line)
 		} else {
 			_, err = io.WriteString(w.out, token.Text)
 		}

@@ -42,6 +42,9 @@ type Options struct {
 	PageSize int // tokens of a page, a power of two up to 256; default 16
 	Chunk    int // most tokens of a step; default 256
 
+	// Logprobs makes every step compute the log-probability of what it draws.
+	Logprobs bool
+
 	// Compile makes what runs a step's plan; default: graph.Plan.Native. The
 	// session closes what has a Close method.
 	Compile func(*graph.Plan) (graph.Executor, error)
@@ -137,8 +140,21 @@ type Request struct {
 	pages  []int32
 	slot   int32 // of its recurrent states, which its first step begins at zeros
 	draws  Sampling
-	seen   seen // nil without a penalty
+	seen   seen      // nil without a penalty
+	logs   []float32 // of the tokens behind the prompt, their log-probabilities; nil where nobody asked
 	err    error
+}
+
+// Logprob is the natural logarithm of the probability that the model gave the
+// token that Next returned last, whatever the sampling made of it: 0 before the
+// first one, and without Options.Logprobs.
+func (r *Request) Logprob() float64 {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if at := r.given - r.prompt; at > 0 && at <= len(r.logs) {
+		return float64(r.logs[at-1])
+	}
+	return 0
 }
 
 // Tokens is the number of tokens of the prompt and of those that Next has
@@ -178,6 +194,9 @@ func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
 		pages: make([]int32, 0, s.perRequest()), draws: o, seen: o.newSeen(s.vocab)}
 	for _, id := range prompt {
 		r.push(id)
+	}
+	if s.opts.Logprobs {
+		r.logs = make([]float32, 0, s.opts.Context)
 	}
 	r.slot, s.slots = s.slots[len(s.slots)-1], s.slots[:len(s.slots)-1]
 	s.active = append(s.active, r)
@@ -276,12 +295,23 @@ func (s *Session) advance(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var costs []float32
+	if st.costs != nil {
+		v, err := st.run.Value(st.costs)
+		if err != nil {
+			return err
+		}
+		costs = graph.Data[float32](v)
+	}
 	for i, id := range graph.Data[int32](drawn)[:len(s.active)] {
 		r := s.active[i]
 		r.cached += s.take[i]
 		switch {
 		case id >= 0:
 			r.push(id)
+			if costs != nil {
+				r.logs = append(r.logs, -costs[i])
+			}
 		case id != native.NoDraw:
 			r.err = noToken(id)
 		}
@@ -300,6 +330,7 @@ type stepSize struct {
 type step struct {
 	run   graph.Executor
 	drawn *graph.Node
+	costs *graph.Node // what they cost in nats; nil where nobody asked
 	feeds graph.Feeds
 
 	tokens, positions, slots, qo, indptr, indices, lastLen, lastRow, stateSlots, starts, draws, seen []int32
@@ -323,7 +354,12 @@ func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
 		seen = append(seen, b.Input(inputSeen, dtype.Int32, r, words))
 	}
 	st.drawn = ops.Sampling(logits, b.Input(inputDraws, dtype.Int32, r, native.DrawWords), seen...)
-	plan, err := b.Plan(st.drawn)
+	outs := []*graph.Node{st.drawn}
+	if s.opts.Logprobs {
+		st.costs = ops.NLL(logits, st.drawn)
+		outs = append(outs, st.costs)
+	}
+	plan, err := b.Plan(outs...)
 	if err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
 	}

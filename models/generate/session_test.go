@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/generate"
 	"github.com/seafan/seafan/models/tokenizer"
@@ -280,4 +282,50 @@ func TestTextStopsAndStreams(t *testing.T) {
 	text, last := read(o, 30)
 	require.Equal(t, "stop", last.End)
 	require.Equal(t, strings.ToValidUTF8(tok.Decode(first[:2], true), "\uFFFD"), text)
+}
+
+// TestLogprobsAreTheModels: of every token the log-softmax of its logits, and
+// asking changes no text.
+func TestLogprobsAreTheModels(t *testing.T) {
+	m, prompt, o := small(t, 4), []int32{1, 2, 3, 4, 5}, generate.Sampling{Temperature: 1.5, TopK: 20, RepetitionPenalty: 1.3, Seed: 3}
+	plain, err := generate.New(m, generate.Options{Context: 64})
+	require.NoError(t, err)
+	want := write(t, plain, prompt, o, 12)
+	s, err := generate.New(m, generate.Options{Context: 64, Chunk: 2, Logprobs: true})
+	require.NoError(t, err)
+	r, err := s.Add(prompt, o)
+	require.NoError(t, err)
+	require.Zero(t, r.Logprob())
+	all := append([]int32(nil), prompt...)
+	for i := range want {
+		b := graph.New(graph.Share(m.Params()))
+		logits := m.Logits(b, b.Input("tokens", dtype.Int32, 1, len(all)), models.Dropout{})
+		plan, err := b.Plan(logits)
+		require.NoError(t, err)
+		run, err := plan.Native()
+		require.NoError(t, err)
+		require.NoError(t, run.Do(context.Background(), graph.Feeds{"tokens": all}))
+		v, err := run.Value(logits)
+		require.NoError(t, err)
+		z := graph.Data[float32](v)
+		z = z[len(z)-256:]
+		sum := 0.0
+		for _, x := range z {
+			sum += math.Exp(float64(x))
+		}
+		id, err := r.Next(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, want[i], id)
+		require.InDelta(t, float64(z[id])-math.Log(sum), r.Logprob(), 1e-5)
+		all = append(all, id)
+		if i == 5 { // a snapshot keeps them
+			n, err := r.Snapshot()
+			require.NoError(t, err)
+			last := r.Logprob()
+			s.Remove(r)
+			r, err = s.Restore(n)
+			require.NoError(t, err)
+			require.Equal(t, last, r.Logprob())
+		}
+	}
 }

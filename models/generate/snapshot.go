@@ -85,6 +85,7 @@ func (s *Session) copyState(p *graph.Param, at int, mem []byte, in bool) error {
 type Snapshot struct {
 	sampling      Sampling
 	tokens        []int32
+	logs          []float32
 	prompt        int
 	given, cached int
 	pageSize      int
@@ -99,7 +100,7 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 	if !slices.Contains(s.active, r) {
 		return nil, errors.New("generate: the request was removed")
 	}
-	n := &Snapshot{sampling: r.draws, tokens: slices.Clone(r.tokens), prompt: r.prompt, given: r.given, cached: r.cached,
+	n := &Snapshot{sampling: r.draws, tokens: slices.Clone(r.tokens), logs: slices.Clone(r.logs), prompt: r.prompt, given: r.given, cached: r.cached,
 		pageSize: s.opts.PageSize, pools: map[string][]byte{}}
 	for _, p := range s.states.All() {
 		one := p.Type.Bytes() / p.Type.Shape[0]
@@ -172,6 +173,10 @@ func (s *Session) Restore(n *Snapshot) (*Request, error) {
 	s.free, s.slots = s.free[:left], s.slots[:len(s.slots)-1]
 	for _, id := range n.tokens {
 		r.push(id)
+	}
+	if s.opts.Logprobs {
+		r.logs = append(make([]float32, 0, s.opts.Context), n.logs...)
+		r.logs = r.logs[:len(n.tokens)-n.prompt] // zeros where the snapshot's session computed none
 	}
 	s.active = append(s.active, r)
 	return r, nil

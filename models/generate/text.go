@@ -22,9 +22,10 @@ type TextOptions struct {
 // Token is a step of a text. Text is what became certain with it: whole
 // characters only, and nothing that may be the beginning of a stop string.
 type Token struct {
-	ID   int32
-	Text string
-	End  string // why the text ends with this token: "stop", "length" or "context"; else empty
+	ID      int32
+	Text    string
+	Logprob float64 // of the token by the model, where Options.Logprobs asks
+	End     string  // why the text ends with this token: "stop", "length" or "context"; else empty
 }
 
 // Text continues a prompt and yields the tokens as they come. A full context
@@ -57,19 +58,19 @@ func (s *Session) Text(ctx context.Context, t *tokenizer.Tokenizer, prompt []int
 				yield(Token{}, err)
 				return
 			case slices.Contains(ends, id):
-				yield(Token{ID: id, Text: w.flush(), End: "stop"}, nil)
+				yield(Token{ID: id, Text: w.flush(), Logprob: r.Logprob(), End: "stop"}, nil)
 				return
 			}
 			text, stopped := w.push(id)
 			switch {
 			case stopped:
-				yield(Token{id, text, "stop"}, nil)
+				yield(Token{ID: id, Text: text, Logprob: r.Logprob(), End: "stop"}, nil)
 				return
 			case n == o.Max:
-				yield(Token{id, text + w.flush(), "length"}, nil)
+				yield(Token{ID: id, Text: text + w.flush(), Logprob: r.Logprob(), End: "length"}, nil)
 				return
 			}
-			if !yield(Token{ID: id, Text: text}, nil) {
+			if !yield(Token{ID: id, Text: text, Logprob: r.Logprob()}, nil) {
 				return
 			}
 		}

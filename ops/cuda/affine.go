@@ -25,13 +25,22 @@ func (a Affine) Launch(q Queue) error {
 	if a.N == 0 {
 		return nil
 	}
-	each := int64(256) // elements of a block: one a thread, or a pack of 16 bytes where both are aligned
-	if (a.X.Addr|a.Y.Addr)%16 == 0 && a.N >= int64(16/a.Type.Size()) {
-		each *= int64(16 / a.Type.Size())
-	}
-	blocks := (a.N + each - 1) / each
-	return q.Launch(Launch{Kernel: "affine_" + a.Type.String(), Grid: [3]int{int(blocks), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
+	return q.Launch(Launch{Kernel: "affine_" + a.Type.String(), Grid: [3]int{elementBlocks(a.Type, a.N, a.X, a.Y), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"y", a.Y}, {"x", a.X}, {"n", a.N}, {"mul", a.Mul}, {"add", a.Add}}})
+}
+
+// elementBlocks is the number of blocks of 256 threads for n elements: one a thread, or a pack of 16 bytes where all are
+// aligned to them.
+func elementBlocks(t DType, n int64, at ...Pointer) int {
+	each, pack := int64(256), int64(16/t.Size())
+	aligned := n >= pack
+	for _, p := range at {
+		aligned = aligned && p.Addr%16 == 0
+	}
+	if aligned {
+		each *= pack
+	}
+	return int((n + each - 1) / each)
 }
 
 func affineBody(c *Call) error {

@@ -2,15 +2,19 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/ops"
 )
 
-func init() { Register("cross_entropy", crossEntropyBody) }
+func init() {
+	Register("cross_entropy", crossEntropyBody)
+	Register("nll", nllBody)
+}
 
 // CrossEntropy launches loss[t] = lse - x[t, labels[t]] + ZLoss lse^2, lse = log(sum(exp(x[t,:]))), for T rows of V logits,
-// f32 out, 0 where the label is Ignore; and, with Mean, the mean over the other rows and their Count.
+// f32 out, 0 where the label is Ignore (or, where that is below 0, below 0); and, with Mean, the mean over the other rows and their Count.
 type CrossEntropy struct {
 	Type            DType
 	T, V            int
@@ -71,6 +75,21 @@ func crossEntropyBody(c *Call) error {
 	}
 	if c.Needs(2) {
 		e.LSE = c.Output(2)
+	}
+	return e.Launch(c)
+}
+
+// nllBody takes ids that the device has computed, or that are fed and looked at.
+func nllBody(c *Call) error {
+	t := c.In[0].Type()
+	e := CrossEntropy{Type: c.p.stored(c.In[0]), T: rowsOf(t), V: lastDim(t), Loss: c.Output(0), Ignore: -1}
+	c.checkInts(1, math.MinInt32, e.V-1, "ids")
+	var err error
+	if e.X, err = c.InputAs(0, e.Type); err != nil {
+		return err
+	}
+	if e.Labels, err = c.Input(1); err != nil {
+		return err
 	}
 	return e.Launch(c)
 }

@@ -60,7 +60,7 @@ func TestDeviceCrossEntropy(t *testing.T) {
 	require.Equal(t, []float64{0}, b.get(F32, c.Count, 1))
 }
 
-func TestDeviceAffine(t *testing.T) {
+func TestDeviceAffineAndSoftcap(t *testing.T) {
 	for _, dt := range allTypes {
 		for _, n := range []int{1, 7, 8, 63, 4096, 10001} {
 			b := newBench(t)
@@ -74,6 +74,13 @@ func TestDeviceAffine(t *testing.T) {
 					want[i] = -1.5*x[i+shift] + 0.25
 				}
 				near(t, dt, 1, want, b.get(dt, a.Y, n))
+				s := Softcap{Type: dt, N: int64(n), X: p, Y: b.out(dt, n), Cap: 0.75}
+				b.run(s)
+				capped := make([]float64, n)
+				for i := range capped {
+					capped[i] = 0.75 * math.Tanh(x[i+shift]/0.75)
+				}
+				near(t, dt, 2, capped, b.get(dt, s.Y, n))
 				a.Y = a.X
 				b.run(a)
 				near(t, dt, 1, want, decode(dt, b.raw(p, n*dt.Size()+(8-shift)*dt.Size()))[:n])

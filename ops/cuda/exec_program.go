@@ -216,9 +216,20 @@ func (p *program) survey() error {
 	for _, o := range p.plan.Outputs {
 		out[rootOf(o)] = true
 	}
-	for _, s := range p.plan.Steps {
+	precise := func(c *graph.Node) bool { // it reads f32
+		name := c.Op().Name()
+		return name == "cross_entropy" || name == "nll" || name == "sampling" || name == "softcap" && p.wide[c]
+	}
+	for _, s := range slices.Backward(p.plan.Steps) {
 		n := s.Node
-		if name := n.Op().Name(); name == "cross_entropy" || name == "route_weights" || wideResult(n.Op()) {
+		switch n.Op().Name() {
+		case "cross_entropy", "nll", "route_weights":
+			p.wide[n] = true
+		case "linear", "softcap":
+			others := slices.ContainsFunc(p.consumers[n], func(c *graph.Node) bool { return !precise(c) })
+			p.wide[n] = p.routed(n) || !others && (out[n] || len(p.consumers[n]) > 0)
+		}
+		if wideResult(n.Op()) {
 			p.wide[n] = true
 		}
 		for _, i := range wideInputs(n.Op()) {
@@ -228,11 +239,12 @@ func (p *program) survey() error {
 				p.wide[root] = true
 			}
 		}
-		if n.Op().Name() != "linear" {
-			continue
+	}
+	// A cap that is given less than f32 gives no more.
+	for _, s := range p.plan.Steps {
+		if n := s.Node; n.Op().Name() == "softcap" {
+			p.wide[n] = p.wide[n] && p.wide[rootOf(n.In()[0])]
 		}
-		others := slices.ContainsFunc(p.consumers[n], func(c *graph.Node) bool { return c.Op().Name() != "cross_entropy" && c.Op().Name() != "sampling" })
-		p.wide[n] = p.routed(n) || !others && (out[n] || len(p.consumers[n]) > 0)
 	}
 	return nil
 }

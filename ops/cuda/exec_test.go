@@ -194,18 +194,28 @@ func TestExecutorDrawsOnTheDevice(t *testing.T) {
 	b := graph.New(graph.Share(tiny(t, nil).Params()), graph.States(graph.NewParams()))
 	logits := tiny(t, nil).Packed(b, models.Packed{Tokens: 4, Requests: 4, Pages: 8, PageSize: 16, Indices: 8})
 	drawn := ops.Sampling(logits, b.Input("draws", dtype.Int32, 4, 8), b.Input("seen", dtype.Int32, 4, 8))
-	plan, err := b.Plan(drawn)
+	plan, err := b.Plan(drawn, ops.NLL(logits, drawn))
 	require.NoError(t, err)
 	for _, compute := range []DType{BF16, F16} {
 		p, err := lower(plan, targets["sm_90"], compute, true, nil)
 		require.NoError(t, err)
 		require.Contains(t, p.launchText(), "sampling_draw_f32 grid[4,1,1]")
-		require.Len(t, p.outputs, 1)
-		require.False(t, p.outputs[0].onHost)
+		require.Contains(t, p.launchText(), "cross_entropy_f32 grid[4,1,1]")
+		require.Len(t, p.outputs, 2)
+		require.False(t, p.outputs[0].onHost || p.outputs[1].onHost)
 		require.Equal(t, graph.T(dtype.Int32, 4), p.outputs[0].typ)
 		require.Equal(t, F32, p.stored(logits))
 	}
-	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	// A cap between the two changes nothing of that.
+	b2 := graph.New(graph.Share(tiny(t, nil).Params()))
+	h := ops.Linear(b2.Input("x", dtype.Float32, 4, 128), b2.Param("lm_head.weight", 256, 128))
+	capped, err := b2.Plan(ops.Sampling(ops.Softcap(h, 30), b2.Input("draws", dtype.Int32, 4, 8)))
+	require.NoError(t, err)
+	p, err := lower(capped, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	require.Contains(t, p.launchText(), "softcap_f32 grid[1,1,1]")
+	require.Contains(t, p.launchText(), "sampling_draw_f32 grid[4,1,1]")
+	p, err = lower(plan, targets["sm_90"], BF16, true, nil)
 	require.NoError(t, err)
 	feeds := graph.Feeds{}
 	for _, in := range p.inputs {

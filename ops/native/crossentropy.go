@@ -84,21 +84,28 @@ func countLabels(labels []int32, v int, ignore int32) (count int, err error) {
 	return count, nil
 }
 
+const lsePiece = 1 << 10
+
+// rowLSE gives log(sum(exp(x))) as the largest element and what comes to it; e
+// holds a piece of the row.
+func rowLSE[T Float](x, e []T) (m T, logSum float64) {
+	m = maxOf(x)
+	if m-m != 0 { // the row holds NaN or Inf, or only -Inf: lse is m
+		return m, 0
+	}
+	sum := 0.0
+	for p := 0; p < len(x); p += lsePiece {
+		q := min(p+lsePiece, len(x))
+		sum += expSubSum(e[:q-p], x[p:q], m)
+	}
+	return m, math.Log(sum)
+}
+
 func crossEntropyUnit[T Float](a *crossEntropyArgs[T], unit int) {
-	const piece = 1 << 10
-	e := takeScratch[T](min(a.v, piece))
+	e := takeScratch[T](min(a.v, lsePiece))
 	for i := unit * a.per; i < min((unit+1)*a.per, a.n); i++ {
 		x := a.logits[i*a.v:][:a.v]
-		m := maxOf(x)
-		logSum := 0.0
-		if m-m == 0 { // else the row holds NaN or Inf, or only -Inf: lse is m
-			sum := 0.0
-			for p := 0; p < len(x); p += piece {
-				q := min(p+piece, len(x))
-				sum += expSubSum(e[:q-p], x[p:q], m)
-			}
-			logSum = math.Log(sum)
-		}
+		m, logSum := rowLSE(x, e)
 		lse := float64(m) + logSum
 		a.lse[i] = T(lse)
 		if l := a.labels[i]; l != a.ignore {
@@ -129,4 +136,41 @@ func crossEntropyGradUnit[T Float](a *crossEntropyArgs[T], unit int) {
 		}
 		dx[l] -= T(a.scale)
 	}
+}
+
+// NLL computes y[n] = log(sum(exp(logits))) - logits[id] for logits[n,v] and
+// ids[n], 0 where an id is below 0. It fails on an id at or above v, before it
+// writes.
+func NLL[T Float](y, logits []T, ids []int32, n, v int) error {
+	for i, id := range ids[:n] {
+		if int(id) >= v {
+			return fmt.Errorf("id of row %d is %d, not below %d", i, id, v)
+		}
+	}
+	k := pick[nllArgs[T]](nll32, nll64)
+	k.launch(n, nllArgs[T]{y, logits, ids, v})
+	return nil
+}
+
+type nllArgs[T Float] struct {
+	y, logits []T
+	ids       []int32
+	v         int
+}
+
+var (
+	nll32 = newKernel(nllRow[float32])
+	nll64 = newKernel(nllRow[float64])
+)
+
+func nllRow[T Float](a *nllArgs[T], i int) {
+	id := a.ids[i]
+	if id < 0 {
+		a.y[i] = 0
+		return
+	}
+	e, x := takeScratch[T](min(a.v, lsePiece)), a.logits[i*a.v:][:a.v]
+	m, logSum := rowLSE(x, e)
+	a.y[i] = T(float64(m) - float64(x[id]) + logSum)
+	giveScratch(e)
 }

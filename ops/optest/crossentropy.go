@@ -1,5 +1,7 @@
 package optest
 
+import "math"
+
 // CrossEntropyResult is the loss of a batch and what it is made of.
 type CrossEntropyResult struct {
 	Loss  float64   // Sum / Count, 0 where nothing is counted
@@ -52,4 +54,17 @@ func CrossEntropyGrad(dloss float64, logits []float64, labels []int32, v int, ig
 		d[i*v+int(label)] -= dloss / float64(count)
 	}
 	return d
+}
+
+// NLL returns -log softmax(logits)[id] of every row of logits [N, V]; 0 where
+// an id is below 0.
+func NLL(logits []float64, ids []int32, v int) []float64 {
+	y := make([]float64, len(ids))
+	for i, id := range ids {
+		if id >= 0 {
+			p, _ := Softmax(logits[i*v : (i+1)*v])
+			y[i] = -math.Log(p[id])
+		}
+	}
+	return y
 }

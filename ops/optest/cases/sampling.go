@@ -8,7 +8,7 @@ import (
 	"github.com/seafan/seafan/ops/optest"
 )
 
-func init() { tables = append(tables, samplingCases) }
+func init() { tables = append(tables, samplingCases, nllCases) }
 
 // samplings are what the requests of a case ask for in turn.
 var samplings = []optest.Sampling{
@@ -64,4 +64,20 @@ func of(s optest.Sampling, number int) ops.Draw {
 		d.Penalty = float32(s.Penalty)
 	}
 	return d
+}
+
+func nllCases() []Case {
+	var cs []Case
+	for _, s := range []struct{ n, v int }{{1, 1}, {5, 63}, {65, 129}, {20, 1000}} {
+		ids := Ints("ids", s.v, s.n)
+		for i := 2; i < s.n; i += 5 {
+			ids.I[i] = int32(-i)
+		}
+		cs = append(cs, Case{Op: "nll", Name: fmt.Sprint(s), In: []Input{Normal("logits", s.n, s.v), ids}, C: 3,
+			Build:  func(in []*graph.Node) []*graph.Node { return one(ops.NLL(in[0], in[1])) },
+			Oracle: func(in []Input) [][]float64 { return [][]float64{optest.NLL(in[0].F, in[1].I, s.v)} }})
+	}
+	return append(cs, Case{Op: "nll", Name: "ids", In: []Input{Normal("logits", 2, 3, 4), Ints("ids", 4, 3)},
+		Build: func(in []*graph.Node) []*graph.Node { return one(ops.NLL(in[0], in[1])) },
+		Err:   "nll: ids must be int32 [...] for logits [...,V], got logits float32[2,3,4], ids int32[3]"})
 }
