@@ -59,12 +59,12 @@ env: headers stub
 	@printf 'export CGO_ENABLED=1\nexport CGO_CFLAGS="%s"\nexport CGO_LDFLAGS="%s"\n' '$(CUDA_CFLAGS)' '$(CUDA_LDFLAGS)'
 
 gpu: headers stub
-	cd $(CUDA_ROOT) && $(CUDA_ENV) go build -tags gpu ./... && $(CUDA_ENV) go vet -tags gpu ./kernels/... ./ops/cuda/...
+	cd $(CUDA_ROOT) && $(CUDA_ENV) go build -tags gpu ./... && $(CUDA_ENV) go vet -tags gpu ./...
 
 gpu-test: headers stub
-	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu ./kernels/... ./ops/cuda/...
+	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu ./kernels/... ./ops/cuda/... ./models/backend ./examples/bench ./examples/generate ./examples/plan
 
 sanitize: headers stub
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu -c -o build/cuda.test ./ops/cuda
 	cd $(CUDA_ROOT)ops/cuda && for tool in memcheck racecheck initcheck synccheck; do \
-		echo "== $$tool"; REQUIRE_CUDA=1 compute-sanitizer --tool $$tool --report-api-errors no --error-exitcode 9 $(CUDA_ROOT)build/cuda.test -test.run TestDevice || exit 1; done
+		echo "== $$tool"; REQUIRE_CUDA=1 compute-sanitizer --tool $$tool --report-api-errors no --error-exitcode 9 $(CUDA_ROOT)build/cuda.test -test.short -test.run TestDevice || exit 1; done

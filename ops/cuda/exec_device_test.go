@@ -147,8 +147,11 @@ func TestDeviceExecutorLoss(t *testing.T) {
 	}
 }
 
-// The golden checkpoints have heads of 8 to 24, for which attention has no kernel: everything else runs on the device.
+// The golden checkpoints: greedy text equal in f32, logits near in bf16.
 func TestDeviceExecutorGoldenCheckpoints(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: the kernels are those of the other tests")
+	}
 	device(t)
 	dirs, err := filepath.Glob("../../models/testdata/golden/*")
 	require.NoError(t, err)
@@ -194,7 +197,7 @@ func TestDeviceExecutorGoldenCheckpoints(t *testing.T) {
 			fmt.Printf("GOLDEN\t%s\tgreedy text equal in f32; bf16 cosine of logits %.6f, up to the first other choice of an expert %.6f (%d other choices)\n", filepath.Base(dir), worst, same, flips)
 			require.Greater(t, same, 0.999)
 			if flips > 0 {
-				require.Greater(t, worst, 0.98) // measured 0.9887 with 19 other choices
+				require.Greater(t, worst, 0.98) // measured 0.9894 with 20 other choices of 1120
 			}
 		})
 	}
@@ -245,9 +248,13 @@ func TestDeviceExecutorText(t *testing.T) {
 		prompt := []int32{5, 200, 13, 77, 1, 0, 255, 31, 8}
 		plain, err := generate.New(m, generate.Options{})
 		require.NoError(t, err)
-		want := text(t, plain, prompt, generate.Sampling{}, 40)
+		n := 40
+		if testing.Short() {
+			n = 4
+		}
+		want := text(t, plain, prompt, generate.Sampling{}, n)
 		for _, dt := range computes {
-			got := text(t, session(t, m, generate.Options{Chunk: 4}, Options{Compute: dt}), prompt, generate.Sampling{}, 40)
+			got := text(t, session(t, m, generate.Options{Chunk: 4}, Options{Compute: dt}), prompt, generate.Sampling{}, n)
 			same := 0
 			for same < len(got) && got[same] == want[same] {
 				same++

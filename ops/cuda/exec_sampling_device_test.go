@@ -25,11 +25,15 @@ func TestDeviceExecutorSamplesNativesText(t *testing.T) {
 	prompt := []int32{5, 200, 13, 77, 1, 0, 255, 31, 8}
 	plain, err := generate.New(m, generate.Options{})
 	require.NoError(t, err)
+	n := 60
+	if testing.Short() {
+		n = 4
+	}
 	for _, o := range []generate.Sampling{
 		{}, {Temperature: 1, Seed: 3}, {Temperature: 0.8, TopK: 50, TopP: 0.9, Seed: 1 << 50}, {Temperature: 1.5, MinP: 0.05, Seed: 4},
 		{RepetitionPenalty: 1.3}, {Temperature: 0.9, RepetitionPenalty: 1.2, TopP: 0.95, Seed: 5}, {Temperature: 3, TopP: 0.999, Seed: 6},
 	} {
-		want := text(t, plain, prompt, o, 60)
+		want := text(t, plain, prompt, o, n)
 		for _, dt := range computes {
 			var all []*Executor
 			s, err := generate.New(m, generate.Options{Chunk: 4, Compile: func(p *graph.Plan) (graph.Executor, error) {
@@ -38,7 +42,7 @@ func TestDeviceExecutorSamplesNativesText(t *testing.T) {
 				return e, err
 			}})
 			require.NoError(t, err)
-			got := text(t, s, prompt, o, 60)
+			got := text(t, s, prompt, o, n)
 			same := 0
 			for same < len(got) && got[same] == want[same] {
 				same++
@@ -186,4 +190,25 @@ func TestDeviceExecutorSnapshot(t *testing.T) {
 		}
 		to.Remove(r)
 	}
+}
+
+// Log-probabilities come back with the tokens, computed on the device.
+func TestDeviceExecutorLogprobs(t *testing.T) {
+	device(t)
+	m, prompt, o := tiny(t, nil), []int32{9, 8, 7, 6, 5, 4, 3}, generate.Sampling{Temperature: 1, Seed: 5}
+	logs := func(s *generate.Session) (all []float64) {
+		r, err := s.Add(prompt, o)
+		require.NoError(t, err)
+		for range 10 {
+			_, err := r.Next(context.Background())
+			require.NoError(t, err)
+			all = append(all, r.Logprob())
+		}
+		return all
+	}
+	plain, err := generate.New(m, generate.Options{Logprobs: true})
+	require.NoError(t, err)
+	want := logs(plain)
+	require.InDeltaSlice(t, want, logs(session(t, m, generate.Options{Logprobs: true}, Options{Compute: dtype.Float32, Strict: true})), 1e-5)
+	require.InDelta(t, want[0], logs(session(t, m, generate.Options{Logprobs: true}, Options{Strict: true}))[0], 0.05)
 }
