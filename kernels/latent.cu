@@ -4,6 +4,9 @@
 //
 // latent_move: up to four parts; a part copies the first n units (of 2, 4 or 16 bytes) of row r/divide of `from` to row r of
 // `to`, by strides. A warp owns a row of a part.
+// latent_append: a block owns a token: the first R numbers of its row of x pass the RMSNorm, the P behind them are turned, and
+// both go to the token's slot of k_pool [slots,R+P], the first also to that of v_pool [slots,R]. A negative slot writes
+// nothing, a position outside the table NaN.
 // latent_query: y[t,h] = [Wk_h' q[t,h,:N] | q[t,h,N:]] with Wk_h the first N rows of head h, [N,R]: y [T,H,R+P], q [T,H,N+P].
 // latent_value: y[t,h] = Wv_h o[t,h] with Wv_h the last V rows, [V,R]: y [T,H,V], o [T,H,R].
 // mma.sync (bf16, f16): a block of 4 warps owns ROWS tokens (16 or 64) of a head and 64 columns of the product; steps of 32
@@ -48,9 +51,57 @@ extern "C" __global__ void __launch_bounds__(128) latent_move_2(const __grid_con
 extern "C" __global__ void __launch_bounds__(128) latent_move_4(const __grid_constant__ Moves p) { move<uint32_t>(p); }
 extern "C" __global__ void __launch_bounds__(128) latent_move_16(const __grid_constant__ Moves p) { move<uint4>(p); }
 
+namespace {
+struct Append {
+  void* k_pool;
+  void* v_pool;
+  const void* x;  // [T,R+P]
+  const void* w;  // [R]
+  const float* cos;  // [max_positions,P/2]
+  const float* sin;
+  const int* positions;
+  const int* slots;
+  int r, p, pairing, max_positions;  // pairing: 0 neighbours, 1 halves, 2 nothing is turned
+  float eps;
+  int pad;
+};
+}  // namespace
+
+template <class T> __device__ __forceinline__ void append(const Append& p) {
+  __shared__ float scratch[32];
+  const long t = blockIdx.x;
+  grid_wait();
+  const long slot = p.slots[t];
+  if (slot < 0) return;
+  const T* x = (const T*)p.x + t * (p.r + p.p);
+  T* k = (T*)p.k_pool + slot * (p.r + p.p);
+  T* v = (T*)p.v_pool + slot * p.r;
+  float squares = 0;
+  for (int i = threadIdx.x; i < p.r; i += blockDim.x) squares += to_float(x[i]) * to_float(x[i]);
+  const float scale = rsqrtf(block_sum(squares, scratch) / p.r + p.eps);
+  for (int i = threadIdx.x; i < p.r; i += blockDim.x) k[i] = v[i] = from_float<T>(to_float(x[i]) * scale * to_float(((const T*)p.w)[i]));
+  x += p.r, k += p.r;
+  if (p.pairing == 2) {
+    for (int i = threadIdx.x; i < p.p; i += blockDim.x) k[i] = x[i];
+    return;
+  }
+  const int position = p.positions[t];
+  const bool known = position >= 0 && position < p.max_positions;
+  for (int i = threadIdx.x; i < p.p / 2; i += blockDim.x) {
+    const int a = p.pairing ? i : 2 * i, b = p.pairing ? i + p.p / 2 : 2 * i + 1;
+    const float c = known ? p.cos[(long)position * (p.p / 2) + i] : NAN, s = known ? p.sin[(long)position * (p.p / 2) + i] : NAN;
+    const float u = to_float(x[a]), w = to_float(x[b]);
+    k[a] = from_float<T>(u * c - w * s);
+    k[b] = from_float<T>(u * s + w * c);
+  }
+}
+extern "C" __global__ void __launch_bounds__(256) latent_append_bf16(const __grid_constant__ Append p) { append<bf16>(p); }
+extern "C" __global__ void __launch_bounds__(256) latent_append_f16(const __grid_constant__ Append p) { append<f16>(p); }
+extern "C" __global__ void __launch_bounds__(256) latent_append_f32(const __grid_constant__ Append p) { append<f32>(p); }
+
 // y = x w (TRANS: w is [inner,column]) or x w^T (w is [column,inner]) of one head.
 template <class T, int ROWS, bool TRANS> __device__ __forceinline__ void product(const Params& p) {
-  constexpr int COLS = 64, BK = 32, STAGES = 4, LINE = 80, WIDE = 144, X = ROWS * LINE, W = TRANS ? BK * WIDE : COLS * LINE, STAGE = X + W;
+  constexpr int COLS = 64, BK = 32, STAGES = ROWS == 16 ? 7 : 4, LINE = 80, WIDE = 144, X = ROWS * LINE, W = TRANS ? BK * WIDE : COLS * LINE, STAGE = X + W;
   constexpr int WARPS_M = ROWS / 16, WARP_COLS = COLS / (4 / WARPS_M);
   __shared__ __align__(128) unsigned char shared[STAGES * STAGE];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -60,8 +111,7 @@ template <class T, int ROWS, bool TRANS> __device__ __forceinline__ void product
   const T* x = (const T*)p.x + (long)head * p.x_row;
   const long stride = (long)p.heads * p.x_row;
   const int steps = (p.inner + BK - 1) / BK;
-  grid_wait();
-  auto issue = [&](int s) {
+  auto issue_x = [&](int s) {
     const uint32_t stage = shared_address(shared) + s % STAGES * STAGE;
     const int k0 = s * BK;
     for (int i = threadIdx.x; i < ROWS * 4; i += 128) {
@@ -69,6 +119,10 @@ template <class T, int ROWS, bool TRANS> __device__ __forceinline__ void product
       const bool live = row0 + line < p.tokens && k < p.inner && s < steps;
       copy_async16(stage + line * LINE + i % 4 * 16, live ? x + (row0 + line) * stride + k : x, live);
     }
+  };
+  auto issue_w = [&](int s) {
+    const uint32_t stage = shared_address(shared) + s % STAGES * STAGE;
+    const int k0 = s * BK;
 #pragma unroll
     for (int i = threadIdx.x; i < COLS * 4; i += 128) {
       if (TRANS) {
@@ -83,15 +137,22 @@ template <class T, int ROWS, bool TRANS> __device__ __forceinline__ void product
     }
   };
   float d[WARP_COLS / 8][4] = {};
+  // Weights do not depend on the launch in front: their loads start before it has ended.
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) issue_w(s);
+  grid_wait();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
-    issue(s);
+    issue_x(s);
     copy_commit();
   }
   for (int s = 0; s < steps; s++) {
     copy_wait<STAGES - 2>();
     __syncthreads();
-    if (s + STAGES - 1 < steps) issue(s + STAGES - 1);
+    if (s + STAGES - 1 < steps) {
+      issue_w(s + STAGES - 1);
+      issue_x(s + STAGES - 1);
+    }
     copy_commit();
     const uint32_t stage = shared_address(shared) + s % STAGES * STAGE;
 #pragma unroll

@@ -9,7 +9,8 @@
 // moe_sort: a block owns an expert. It counts the choices of the experts before its own and lists its own in order: a
 // counting sort without atomics, so the order is that of the choices. A choice outside [0,E) has position -1.
 // moe_permute: a block owns a token and writes its row to the place of each of its choices.
-// moe_combine: a block owns a token: y = residual + sum over its choices in order of weight * row, in f32, rounded once.
+// moe_combine: a block owns a token: y = residual + (sum over its choices in order of weight * row, + the row of the shared
+// expert, number T*TopK + t), in f32, rounded once.
 // Any size; rows of whole 16 bytes at aligned addresses go 16 bytes at a time.
 #include "mma.cuh"
 
@@ -42,14 +43,25 @@ __device__ __forceinline__ uint64_t rank_of(double v) {
   return (uint64_t)b ^ (b < 0 ? ~0ull : 1ull << 63);
 }
 
-// A lane's part of the ranks, every 32nd from `lane` on, and the largest of it, the lowest place among equals.
-struct Largest {
+__device__ __forceinline__ double value_of(uint64_t rank) { return __longlong_as_double(rank >> 63 ? rank ^ 1ull << 63 : ~rank); }
+
+// A lane's part of n ranks, every 32nd from `lane` on, in N registers or, when N is 0, where they lie; and the largest of it,
+// the lowest place among equals.
+template <int N> struct Largest {
   uint64_t* rank;
   int n, lane, at;
-  uint64_t best;
+  uint64_t best, own[N > 0 ? N : 1];
+  __device__ __forceinline__ Largest(uint64_t* r, int count, int l) : rank(r), n(count), lane(l) {
+#pragma unroll
+    for (int j = 0; j < N; j++) own[j] = lane + 32 * j < n ? rank[lane + 32 * j] : 0;
+    scan();
+  }
   __device__ __forceinline__ void scan() {
     best = 0, at = 0x7fffffff;
-    for (int i = lane; i < n; i += 32)
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (own[j] > best) best = own[j], at = lane + 32 * j;
+    for (int i = lane; i < n && N == 0; i += 32)
       if (rank[i] > best) best = rank[i], at = i;
   }
   // The place of the largest of all, for the whole warp; it is not found again.
@@ -60,7 +72,10 @@ struct Largest {
     mine = mine && (uint32_t)best == low;
     const int i = __reduce_min_sync(~0u, mine ? at : 0x7fffffff);
     if (i == at) {
-      rank[i] = 0;
+      if (N == 0) rank[i] = 0;
+#pragma unroll
+      for (int j = 0; j < N; j++)
+        if (lane + 32 * j == i) own[j] = 0;
       scan();
     }
     return i;
@@ -68,7 +83,8 @@ struct Largest {
 };
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128) moe_route(const __grid_constant__ Route p) {
+// N: registers of a lane for the ranks, E up to 32N; 0 for any E.
+template <int N> __device__ __forceinline__ void route(const Route& p) {
   extern __shared__ __align__(16) double shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = blockIdx.x * p.warps + warp, groups = max(p.groups, 1);
   grid_wait();
@@ -78,45 +94,59 @@ extern "C" __global__ void __launch_bounds__(128) moe_route(const __grid_constan
   uint64_t* value = rank + p.experts;
   int* chosen = (int*)(value + groups);
   const long row = (long)t * p.experts;
-  if (p.sigmoid) {
-    for (int e = lane; e < p.experts; e += 32) score[e] = sigmoid(value_of(p.logits, p.logits_type, row + e));
-  } else {
-    double top = -INFINITY, sum = 0;
-    for (int e = lane; e < p.experts; e += 32) {
-      score[e] = value_of(p.logits, p.logits_type, row + e);
-      top = fmax(top, score[e]);
+  // Four experts of a lane at a time, so that their loads and their exponentials run beside each other.
+  auto four = [&](auto f) {
+    for (int e0 = lane; e0 < p.experts; e0 += 128) {
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        if (e0 + 32 * j < p.experts) f(e0 + 32 * j);
     }
+  };
+  // A softmax whose shares nothing is added to ranks as its numerators: they are divided when they are chosen.
+  const bool late = !p.sigmoid && !p.bias && groups == 1;
+  double top = -INFINITY, sum = 0;
+  for (int e0 = lane; e0 < p.experts; e0 += 128) {
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) v[j] = e0 + 32 * j < p.experts ? value_of(p.logits, p.logits_type, row + e0 + 32 * j) : -INFINITY;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const double x = v[j], s = p.sigmoid ? sigmoid(x) : x;
+      if (e0 + 32 * j < p.experts) score[e0 + 32 * j] = s;
+      top = fmax(top, s);
+    }
+  }
+  if (!p.sigmoid) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) top = fmax(top, __shfl_xor_sync(~0u, top, o));
-    for (int e = lane; e < p.experts; e += 32) sum += score[e] = exp(score[e] - top);
+    four([&](int e) { sum += score[e] = exp(score[e] - top); });
 #pragma unroll
     for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    for (int e = lane; e < p.experts; e += 32) score[e] /= sum;
+    if (!late || sum != sum) four([&](int e) { score[e] /= sum; });
   }
   int* ids = p.ids + (long)t * p.top_k;
   if (p.choose) {
-    for (int e = lane; e < p.experts; e += 32) rank[e] = rank_of(score[e] + (p.bias ? (double)value_of(p.bias, p.bias_type, e) : 0.0));
+    four([&](int e) { rank[e] = rank_of(score[e] + (p.bias ? (double)value_of(p.bias, p.bias_type, e) : 0.0)); });
     if (groups > 1) {
       const int size = p.experts / groups;
       __syncwarp();
       for (int g = lane; g < groups; g += 32) {
-        double first = -INFINITY, second = -INFINITY;
+        uint64_t first = rank_of(-INFINITY), second = first;
+#pragma unroll 4
         for (int e = g * size; e < (g + 1) * size; e++) {
-          double v = score[e] + (p.bias ? (double)value_of(p.bias, p.bias_type, e) : 0.0);
-          if (v > first) second = first, first = v;
-          else if (v > second) second = v;
+          const uint64_t v = rank[e];
+          second = v > first ? first : max(v, second);
+          first = max(v, first);
         }
-        value[g] = rank_of(size > 1 ? first + second : first);
+        value[g] = rank_of(size > 1 ? value_of(first) + value_of(second) : value_of(first));
       }
-      Largest kept{value, groups, lane};
-      kept.scan();
+      Largest<0> kept(value, groups, lane);
       for (int i = 0; i < p.keep; i++) kept.take();
       __syncwarp();
       for (int e = lane; e < p.experts; e += 32)
         if (value[e / size]) rank[e] = rank_of(-INFINITY);
     }
-    Largest all{rank, p.experts, lane};
-    all.scan();
+    Largest<N> all(rank, p.experts, lane);
     for (int c = 0; c < p.top_k; c++) {
       const int e = all.take();
       if (lane == 0) ids[c] = chosen[c] = e;
@@ -128,14 +158,14 @@ extern "C" __global__ void __launch_bounds__(128) moe_route(const __grid_constan
   __syncwarp();
   auto score_of = [&](int c) {
     const int e = chosen[c];
-    return e >= 0 && e < p.experts ? score[e] : (double)NAN;
+    const double s = e >= 0 && e < p.experts ? score[e] : (double)NAN;
+    return late ? s / sum : s;
   };
-  double scale = p.scale;
-  if (p.renormalize) {
-    double total = 1e-20;
-    for (int c = 0; c < p.top_k; c++) total += score_of(c);  // every lane the same sum, in order
-    scale /= total;
-  }
+  double total = 0;
+  for (int c = lane; c < p.top_k; c += 32) total += score_of(c);
+#pragma unroll
+  for (int o = 16; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
+  const double scale = p.renormalize ? p.scale / (total + 1e-20) : p.scale;
   for (int c = lane; c < p.top_k; c += 32) {
     const float w = (float)(score_of(c) * scale);
     const long i = (long)t * p.top_k + c;
@@ -144,6 +174,9 @@ extern "C" __global__ void __launch_bounds__(128) moe_route(const __grid_constan
     else ((float*)p.weights)[i] = w;
   }
 }
+extern "C" __global__ void __launch_bounds__(128) moe_route_128(const __grid_constant__ Route p) { route<4>(p); }
+extern "C" __global__ void __launch_bounds__(128) moe_route_256(const __grid_constant__ Route p) { route<8>(p); }
+extern "C" __global__ void __launch_bounds__(128) moe_route_any(const __grid_constant__ Route p) { route<0>(p); }
 
 extern "C" __global__ void __launch_bounds__(1024) moe_sort(int* order, int* position, int* offsets, const int* ids, int m, int experts) {
   __shared__ int before[32], own[32];
@@ -151,13 +184,20 @@ extern "C" __global__ void __launch_bounds__(1024) moe_sort(int* order, int* pos
   grid_wait();
   // A warp counts in a run of ids, 32 at a time.
   const int each = ((m + warps - 1) / warps + 31) / 32 * 32, from = min(m, warp * each), to = min(m, from + each);
-  int less = 0, same = 0;
-#pragma unroll 8
-  for (int i = from + lane; i < to; i += 32) {
-    const int e = ids[i];
-    less += e >= 0 && e < expert;
-    same += e == expert;
-    if (expert == 0 && (e < 0 || e >= experts)) position[i] = -1;
+  auto eight = [&](int i0, int (&v)[8]) {  // -1 behind the end
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = i0 + 32 * j + lane < to ? ids[i0 + 32 * j + lane] : -1;
+  };
+  int less = 0, same = 0, v[8];
+  for (int i0 = from; i0 < to; i0 += 256) {
+    eight(i0, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      less += v[j] >= 0 && v[j] < expert;
+      same += v[j] == expert;
+      const int i = i0 + 32 * j + lane;
+      if (expert == 0 && i < to && (v[j] < 0 || v[j] >= experts)) position[i] = -1;
+    }
   }
   less = __reduce_add_sync(~0u, less);
   same = __reduce_add_sync(~0u, same);
@@ -175,17 +215,18 @@ extern "C" __global__ void __launch_bounds__(1024) moe_sort(int* order, int* pos
   }
   if (same == 0) return;
   at += start;
-#pragma unroll 8
-  for (int i0 = from; i0 < to; i0 += 32) {
-    const int i = i0 + lane;
-    const bool mine = i < to && ids[i] == expert;
-    const unsigned vote = __ballot_sync(~0u, mine);
-    if (mine) {
-      const int place = at + __popc(vote & ((1u << lane) - 1));
-      order[place] = i;
-      position[i] = place;
+  for (int i0 = from; i0 < to; i0 += 256) {
+    eight(i0, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const unsigned vote = __ballot_sync(~0u, v[j] == expert);
+      if (v[j] == expert) {
+        const int i = i0 + 32 * j + lane, place = at + __popc(vote & ((1u << lane) - 1));
+        order[place] = i;
+        position[i] = place;
+      }
+      at += __popc(vote);
     }
-    at += __popc(vote);
   }
 }
 
@@ -218,7 +259,7 @@ struct Combine {
   const void* residual;  // [T,D] or null; may be y
   const int* position;   // row of each choice; null: its own number
   const int* ids;        // [T,TopK]
-  int top_k, d, experts, weights_f32, packed, tokens;
+  int top_k, d, experts, weights_f32, packed, shared, tokens, pad;
 };
 }  // namespace
 
@@ -227,6 +268,10 @@ template <class T> __device__ __forceinline__ void combine(const Combine& p) {
   grid_wait();
   const long t = blockIdx.x;
   auto place = [&](int c, float& w) {
+    if (c == p.top_k) {
+      w = 1;
+      return ((long)p.tokens * p.top_k + t) * p.d;
+    }
     const long i = t * p.top_k + c;
     const int e = p.ids[i];
     w = p.weights_f32 ? ((const float*)p.weights)[i] : to_float(((const T*)p.weights)[i]);
@@ -237,11 +282,12 @@ template <class T> __device__ __forceinline__ void combine(const Combine& p) {
     return (p.position ? (long)p.position[i] : i) * p.d;
   };
   const T* rows = (const T*)p.rows;
+  const int terms = p.top_k + p.shared;
   if (p.packed) {
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < p.d / N; i += gridDim.y * blockDim.x) {
       float s[N] = {};
 #pragma unroll 4
-      for (int c = 0; c < p.top_k; c++) {
+      for (int c = 0; c < terms; c++) {
         float w;
         const long at = place(c, w);
         const Pack<T> v = load16(rows + at + (long)i * N);
@@ -262,7 +308,7 @@ template <class T> __device__ __forceinline__ void combine(const Combine& p) {
   }
   for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < p.d; i += gridDim.y * blockDim.x) {
     float s = 0;
-    for (int c = 0; c < p.top_k; c++) {
+    for (int c = 0; c < terms; c++) {
       float w;
       const long at = place(c, w);
       s += w * to_float(rows[at + i]);

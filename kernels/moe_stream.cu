@@ -1,14 +1,17 @@
 // Grouped products of a mixture of experts for few tokens: the time is that of reading the weights of the chosen experts
 // once, so they stream from memory to registers and meet the tokens there, without a sort. y[i] = x[i/divide] w[ids[i]]^T
-// for the M choices i, w [E,N,K].
+// for the M choices i, or x[i] when divide is 0, w [E,N,K].
 //
 // A block owns 8*WC (DUAL) or 16*WC rows of one expert's w; its 8 warps are WC parts of those rows by WK parts of K. The
 // expert of block y is expert y, or that of choice y when there are fewer choices than experts, and then the first choice
-// of an expert does the work of all. The block lists the choices of its expert in order and takes them 32 at a time. A lane
+// of an expert does the work of all. The block lists the choices of its expert in order and takes them 8 (up to 8
+// tokens) or 32 at a time. A lane
 // holds 16 bytes of rows g and g+8 (mma.sync m16n8k16, w as A); lane 4g+t reads k = 8t..8t+7 of a step and the same of the
 // tokens, which is the same sum in another order. With DUAL, row g is one of w and row g+8 the same of up, so that
 // y = silu(x w^T) * (x up^T) lies in one thread. The WK partial sums meet in shared memory, in order. The cuts depend on N
 // and K alone, so a token's sums do not depend on how many share the launch.
+// A launch lets the next start when it has waited itself, so that the second product (not DUAL), which must follow the first,
+// knows that ids are written: it reads them and its first weights before the first product has ended.
 // bf16 and f16, f32 sums, one rounding. K a multiple of 8, rows aligned to 16 bytes, M up to 1024.
 #include "mma.cuh"
 
@@ -21,24 +24,41 @@ struct Params {
   const void* w;
   const void* up;
   const int* ids;
-  int m, n, k, experts, divide, by_expert;
+  const void* shared_w;   // [N,K] of the shared expert, or null
+  const void* shared_up;
+  int m, n, k, experts, divide, by_expert, top_k, pad;
 };
 }  // namespace
 
+namespace {
+// grid_wait with the start of the next launch behind the wait.
+__device__ __forceinline__ void wait_first() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The row of x that a choice reads: its token's, or its own.
+__device__ __forceinline__ int row_of(const Params& p, int choice) {
+  if (p.divide == 0) return choice;
+  return choice < p.m ? choice / p.divide : choice - p.m;
+}
+}  // namespace
+
+// w and up are those of the expert.
 template <class T, int WC, int WK, bool DUAL, int NT>
-__device__ __forceinline__ void pass(const Params& p, int expert, const int* list, int count, float (*partial)[WC][16][32]) {
+__device__ __forceinline__ void pass(const Params& p, const T* w, const T* up, const int* list, int count, bool wait, float (*partial)[WC][16][32]) {
   constexpr int UNROLL = NT > 2 ? 2 : 4;  // steps whose loads are in flight together
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, wc = warp % WC, wk = warp / WC;
   const int column = blockIdx.x * (DUAL ? 8 : 16) * WC + wc * (DUAL ? 8 : 16) + g;
-  const T* w0 = (const T*)p.w + ((long)expert * p.n + min(column, p.n - 1)) * p.k + t * 8;
-  const T* w1 = DUAL ? (const T*)p.up + ((long)expert * p.n + min(column, p.n - 1)) * p.k + t * 8
-                     : (const T*)p.w + ((long)expert * p.n + min(column + 8, p.n - 1)) * p.k + t * 8;
+  const T* w0 = w + (long)min(column, p.n - 1) * p.k + t * 8;
+  const T* w1 = DUAL ? up + (long)min(column, p.n - 1) * p.k + t * 8 : w + (long)min(column + 8, p.n - 1) * p.k + t * 8;
   const T* x[NT];
   bool live[NT];
 #pragma unroll
   for (int i = 0; i < NT; i++) {
     live[i] = i * 8 + g < count;
-    x[i] = (const T*)p.x + (live[i] ? (long)(list[i * 8 + g] / p.divide) * p.k : 0) + t * 8;
+    x[i] = (const T*)p.x + (live[i] ? (long)row_of(p, list[i * 8 + g]) * p.k : 0) + t * 8;
   }
   float d[NT][4] = {};
   const int steps = (p.k + 31) / 32, first = steps * wk / WK, end = steps * (wk + 1) / WK;
@@ -52,6 +72,10 @@ __device__ __forceinline__ void pass(const Params& p, int expert, const int* lis
         a0[j] = stream16(w0 + (s + j) * 32);
         a1[j] = stream16(w1 + (s + j) * 32);
       }
+    }
+    if (wait) {
+      wait_first();
+      wait = false;
     }
 #pragma unroll
     for (int j = 0; j < UNROLL; j++) {
@@ -100,15 +124,22 @@ __device__ __forceinline__ void pass(const Params& p, int expert, const int* lis
   __syncthreads();
 }
 
-template <class T, int WC, int WK, bool DUAL> __device__ __forceinline__ void stream(const Params& p) {
+// MOST is 1 for launches of up to 8 tokens: fewer registers, so one block more on a multiprocessor.
+template <class T, int WC, int WK, bool DUAL, int MOST> __device__ __forceinline__ void stream(const Params& p) {
   __shared__ float partial[WK - 1][WC][16][32];
   __shared__ int list[CHOICES], counts[8];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  grid_wait();
-  const int expert = p.by_expert ? blockIdx.y : p.ids[blockIdx.y];
+  if (DUAL) wait_first();
+  const bool shared = p.shared_w && blockIdx.y == gridDim.y - 1;
+  const int expert = shared ? 0 : p.by_expert ? blockIdx.y : p.ids[blockIdx.y];
   if (expert < 0 || expert >= p.experts) return;
   int count = 0;
-  for (int i0 = 0; i0 < p.m; i0 += 256) {
+  if (shared) {
+    count = p.m / p.top_k;
+    for (int i = threadIdx.x; i < count; i += 256) list[i] = p.m + i;
+    __syncthreads();
+  }
+  for (int i0 = 0; i0 < p.m && !shared; i0 += 256) {
     const int i = i0 + threadIdx.x;
     const bool own = i < p.m && p.ids[i] == expert;
     const unsigned vote = __ballot_sync(~0u, own);
@@ -122,18 +153,22 @@ template <class T, int WC, int WK, bool DUAL> __device__ __forceinline__ void st
     if (own) list[at + __popc(vote & ((1u << lane) - 1))] = i;
     __syncthreads();
   }
-  if (count == 0 || (!p.by_expert && list[0] != blockIdx.y)) return;
-  for (int c = 0; c < count; c += 32) {
-    const int left = min(32, count - c);
-    if (left <= 8) pass<T, WC, WK, DUAL, 1>(p, expert, list + c, left, partial);
-    else if (left <= 16) pass<T, WC, WK, DUAL, 2>(p, expert, list + c, left, partial);
-    else pass<T, WC, WK, DUAL, 4>(p, expert, list + c, left, partial);
+  if (count == 0 || (!shared && !p.by_expert && list[0] != blockIdx.y)) return;
+  const T* w = shared ? (const T*)p.shared_w : (const T*)p.w + (long)expert * p.n * p.k;
+  const T* up = shared ? (const T*)p.shared_up : (const T*)p.up + (long)expert * p.n * p.k;
+  for (int c = 0; c < count; c += 8 * MOST) {
+    const int left = min(8 * MOST, count - c);
+    if (MOST == 1 || left <= 8) pass<T, WC, WK, DUAL, 1>(p, w, up, list + c, left, !DUAL && c == 0, partial);
+    else if (left <= 16) pass<T, WC, WK, DUAL, 2>(p, w, up, list + c, left, !DUAL && c == 0, partial);
+    else pass<T, WC, WK, DUAL, 4>(p, w, up, list + c, left, !DUAL && c == 0, partial);
   }
 }
 
 #define STREAM(T, WC, WK)                                                                                                      \
-  extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_##T##_##WK(const __grid_constant__ Params p) { stream<T, WC, WK, false>(p); } \
-  extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_##T##_##WK##_swiglu(const __grid_constant__ Params p) { stream<T, WC, WK, true>(p); }
+  extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_##T##_##WK(const __grid_constant__ Params p) { stream<T, WC, WK, false, 4>(p); } \
+  extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_##T##_##WK##_swiglu(const __grid_constant__ Params p) { stream<T, WC, WK, true, 4>(p); } \
+  extern "C" __global__ void __launch_bounds__(256, 3) moe_stream_##T##_##WK##_8(const __grid_constant__ Params p) { stream<T, WC, WK, false, 1>(p); } \
+  extern "C" __global__ void __launch_bounds__(256, 3) moe_stream_##T##_##WK##_8_swiglu(const __grid_constant__ Params p) { stream<T, WC, WK, true, 1>(p); }
 STREAM(bf16, 2, 4)
 STREAM(bf16, 4, 2)
 STREAM(f16, 2, 4)

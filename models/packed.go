@@ -110,11 +110,11 @@ func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
 
 // Latent keeps the latents in pages, one head of them, and lets the queries meet
 // them as they are: neither keys nor values are formed. Where that cannot be,
-// since the latents are too wide, the weight is stored in another type or has an
+// since the latents are too wide, the weight is stored in fewer than 16 bits or has an
 // adapter, it keeps keys and values.
 func (p *paged) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {
 	r := p.layers[l]
-	if a.KVRank+a.Rope > ops.MaxPagedHeadDim || w.Type().DType != p.b.Float() || adapted(w) {
+	if a.KVRank+a.Rope > ops.MaxPagedHeadDim || !absorbed(w, p.b.Float()) {
 		k, v := a.expand(q, latent, shared, w)
 		return p.Attention(l, q, k, v)
 	}
@@ -132,6 +132,13 @@ func (p *paged) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *grap
 	}
 	o := ops.PagedAttention(ops.LatentQuery(q, w, a.Nope, a.V), kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: scale})
 	return ops.LatentValue(o, w, a.Nope, a.V)
+}
+
+// absorbed says that queries and values can take up kv_b_proj as it is stored.
+func absorbed(w *graph.Node, float dtype.DType) bool {
+	t := w.Type().DType
+	half := float == dtype.Float32 && (t == dtype.BFloat16 || t == dtype.Float16)
+	return (t == float || half) && !adapted(w)
 }
 
 func (p *paged) Conv(l int, name string, x, w *graph.Node) *graph.Node {

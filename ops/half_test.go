@@ -123,3 +123,48 @@ func TestBF16LinearOnStoredWeights(t *testing.T) {
 	}
 	require.Equal(t, run(dtype.Float32), run(dtype.BFloat16))
 }
+
+// The products of absorbed latent attention give the bits of the widened weight.
+func TestLatentProductsOnStoredWeights(t *testing.T) {
+	const tokens, h, n, shared, v, r = 70, 3, 12, 8, 10, 24
+	wide := optest.Cast[float32](optest.Normals("w", h*(n+v)*r, 1))
+	for i := range wide {
+		wide[i] = float32(int(wide[i]*16)) / 16 // both 16-bit types hold it
+	}
+	var want [][]float32
+	for _, stored := range []dtype.DType{dtype.Float32, dtype.BFloat16, dtype.Float16} {
+		ps := graph.NewParams()
+		p, err := ps.Add("w", graph.T(stored, h*(n+v), r), false)
+		require.NoError(t, err)
+		switch stored {
+		case dtype.Float32:
+			copy(graph.Data[float32](p.Tensor()), wide)
+		case dtype.BFloat16:
+			dtype.FromFloat32(graph.Data[dtype.BF16](p.Tensor()), wide)
+		case dtype.Float16:
+			dtype.FromFloat32(graph.Data[dtype.F16](p.Tensor()), wide)
+		}
+		p.Touch()
+		b := graph.New(graph.Share(ps))
+		w := b.Param("w", h*(n+v), r)
+		q := ops.LatentQuery(b.Input("q", dtype.Float32, tokens, h, n+shared), w, n, v)
+		o := ops.LatentValue(b.Input("o", dtype.Float32, tokens, h, r), w, n, v)
+		require.NoError(t, b.Err())
+		plan, err := b.Plan(q, o)
+		require.NoError(t, err)
+		e, err := plan.Native()
+		require.NoError(t, err)
+		require.NoError(t, e.Do(context.Background(), graph.Feeds{
+			"q": optest.Cast[float32](optest.Normals("q", tokens*h*(n+shared), 1)), "o": optest.Cast[float32](optest.Normals("o", tokens*h*r, 1))}))
+		var got [][]float32
+		for _, x := range []*graph.Node{q, o} {
+			y, err := e.Value(x)
+			require.NoError(t, err)
+			got = append(got, append([]float32(nil), graph.Data[float32](y)...))
+		}
+		if want == nil {
+			want = got
+		}
+		require.Equal(t, want, got, "%s", stored)
+	}
+}

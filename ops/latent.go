@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -237,7 +238,7 @@ func join[T native.Float](c *graph.Call) error {
 // LatentQueryOp turns the queries q [...,H,N+P] of latent attention into ones
 // that meet the latents c and the shared parts p of keys as they are, so that
 // neither keys nor values are ever formed: with Wk_h [N,R] of w [H(N+V),R],
-// which is kv_b_proj,
+// which is kv_b_proj and may be stored in 16 bits,
 //
 //	q_h . [Wk_h c | p] = [Wk_h' q_h[:N] | q_h[N:]] . [c | p]
 //
@@ -273,8 +274,10 @@ func latentHeads(in []graph.Type, name string, n, v int) error {
 	if err := activation(name, x); err != nil {
 		return err
 	}
-	if err := alike(x, []string{"w"}, w); err != nil {
-		return err
+	if !isHalf(w) || x.DType != dtype.Float32 {
+		if err := alike(x, []string{"w"}, w); err != nil {
+			return err
+		}
 	}
 	if n < 1 || v < 1 || x.Rank() < 2 || w.Rank() != 2 || w.Shape[0] != x.Shape[x.Rank()-2]*(n+v) {
 		return fmt.Errorf("w must be [H(%d+%d),R] for %s [...,H,_], got %s %s, w %s", n, v, name, name, x.Dims(), w.Dims())
@@ -285,8 +288,12 @@ func latentHeads(in []graph.Type, name string, n, v int) error {
 func latentQuery[T native.Float](c *graph.Call) error {
 	o, q, w := c.Op.(LatentQueryOp), c.In[0], c.In[1]
 	h := q.Shape[q.Rank()-2]
-	native.LatentQuery(graph.Data[T](c.Out[0]), graph.Data[T](q), graph.Data[T](w), last(w.Type),
-		native.Latent{Tokens: rows(q.Type) / h, H: h, N: o.N, P: last(q.Type) - o.N, V: o.V})
+	s := native.Latent{Tokens: rows(q.Type) / h, H: h, N: o.N, P: last(q.Type) - o.N, V: o.V}
+	if mem, coding, ok := coded(w, 0); ok {
+		native.LatentQueryStored(graph.Data[float32](c.Out[0]), graph.Data[float32](q), mem, coding, last(w.Type), s)
+		return nil
+	}
+	native.LatentQuery(graph.Data[T](c.Out[0]), graph.Data[T](q), graph.Data[T](w), last(w.Type), s)
 	return nil
 }
 
@@ -317,7 +324,11 @@ func (o LatentValueOp) Infer(in []graph.Type) ([]graph.Type, error) {
 func latentValue[T native.Float](c *graph.Call) error {
 	a, o, w := c.Op.(LatentValueOp), c.In[0], c.In[1]
 	h := o.Shape[o.Rank()-2]
-	native.LatentValue(graph.Data[T](c.Out[0]), graph.Data[T](o), graph.Data[T](w), last(w.Type),
-		native.Latent{Tokens: rows(o.Type) / h, H: h, N: a.N, V: a.V})
+	s := native.Latent{Tokens: rows(o.Type) / h, H: h, N: a.N, V: a.V}
+	if mem, coding, ok := coded(w, 0); ok {
+		native.LatentValueStored(graph.Data[float32](c.Out[0]), graph.Data[float32](o), mem, coding, last(w.Type), s)
+		return nil
+	}
+	native.LatentValue(graph.Data[T](c.Out[0]), graph.Data[T](o), graph.Data[T](w), last(w.Type), s)
 	return nil
 }

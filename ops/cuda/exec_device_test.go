@@ -197,7 +197,7 @@ func TestDeviceExecutorGoldenCheckpoints(t *testing.T) {
 			fmt.Printf("GOLDEN\t%s\tgreedy text equal in f32; bf16 cosine of logits %.6f, up to the first other choice of an expert %.6f (%d other choices)\n", filepath.Base(dir), worst, same, flips)
 			require.Greater(t, same, 0.999)
 			if flips > 0 {
-				require.Greater(t, worst, 0.98) // measured 0.9894 with 20 other choices of 1120
+				require.Greater(t, worst, 0.98) // measured 0.9887 with 19 other choices
 			}
 		})
 	}

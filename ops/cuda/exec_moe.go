@@ -67,38 +67,52 @@ func routeWeightsBody(c *Call) error {
 	return r.Launch(c)
 }
 
-// expertsBody is the products of all choices and their sum; with a residual, that is added in front of the rounding and the
-// result goes to the sum's place.
-func expertsBody(c *Call, add *Call) error {
+// expertsOf is the products of all choices and their sum.
+func expertsOf(c *Call) (x Experts, err error) {
 	gate := c.In[3].Type()
-	x := Experts{Type: c.Type(), T: rowsOf(c.In[0].Type()), TopK: lastDim(c.In[1].Type()), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2], Y: c.Output(0)}
+	x = Experts{Type: c.Type(), T: rowsOf(c.In[0].Type()), TopK: lastDim(c.In[1].Type()), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2], Y: c.Output(0)}
 	for i := 3; i < 6; i++ {
 		if param := c.In[i].Param(); param != nil && !floatWeight(param) {
-			return unsupported("experts", "weights of %s", param.Type.DType)
+			return x, unsupported("experts", "weights of %s", param.Type.DType)
 		}
 	}
 	c.checkInts(2, 0, x.E-1, "ids")
-	var err error
 	var dt DType
 	if x.Weights, dt, err = c.scores(1); err != nil {
-		return err
+		return x, err
 	}
 	x.WeightsF32 = dt == F32
-	if err := errors.Join(c.inputs(0, &x.X), c.inputs(2, &x.IDs, &x.Gate, &x.Up, &x.Down)); err != nil {
+	return x, errors.Join(c.inputs(0, &x.X), c.inputs(2, &x.IDs, &x.Gate, &x.Up, &x.Down))
+}
+
+// expertsBody queues them; with a residual, that is added in front of the rounding and the result goes to the sum's place.
+func expertsBody(c *Call, add *Call) error {
+	x, err := expertsOf(c)
+	if err != nil {
 		return err
 	}
 	if add != nil {
-		residual := 0
-		if add.In[0] == c.Node {
-			residual = 1
-		}
-		if x.Residual, err = add.Input(residual); err != nil {
+		if x.Residual, err = add.Input(other(add.Node, c.Node)); err != nil {
 			return err
 		}
 		x.Y = add.Output(0)
 	}
 	x.Scratch = c.Scratch(x.ScratchBytes(c.Target()))
 	return x.Launch(c)
+}
+
+// other is the number of the input of a sum that is not n.
+func other(add, n *graph.Node) int {
+	if add.In()[0] == n {
+		return 1
+	}
+	return 0
+}
+
+// adds says that n is the sum of a and something else.
+func adds(n, a *graph.Node) bool {
+	_, ok := opOf[graph.Add](n)
+	return ok && (n.In()[0] == a) != (n.In()[1] == a)
 }
 
 // fuseRoute: the choice and the weights of the chosen.
@@ -116,22 +130,66 @@ func (p *program) fuseRoute(i int) (*Call, int, error) {
 // fuseExperts: experts, then the sum with another value.
 func (p *program) fuseExperts(i int) (*Call, int, error) {
 	experts, add := p.at(i), p.at(i+1)
-	if _, ok := opOf[ops.ExpertsOp](experts); !ok {
-		return nil, 0, nil
-	}
-	if _, ok := opOf[graph.Add](add); !ok || !p.only(experts, add) {
-		return nil, 0, nil
-	}
-	in := add.In()
-	if in[0] != experts && in[1] != experts || in[0] == in[1] {
-		return nil, 0, nil
-	}
-	// The sum must lie where one of the two did: other memory may be that of ids or weights, which are free by then.
-	to, _ := p.plan.Place(add)
-	a, _ := p.plan.Place(in[0])
-	if b, _ := p.plan.Place(in[1]); to != a && to != b {
+	if _, ok := opOf[ops.ExpertsOp](experts); !ok || !adds(add, experts) || !p.only(experts, add) || !p.inPlace(add) {
 		return nil, 0, nil
 	}
 	c := &Call{Node: experts, In: experts.In(), p: p}
-	return c, 2, expertsBody(c, &Call{Node: add, In: in, p: p})
+	return c, 2, expertsBody(c, &Call{Node: add, In: add.In(), p: p})
+}
+
+// inPlace says that a sum lies where one of its inputs did: other memory may be that of ids or weights, which are free by then.
+func (p *program) inPlace(add *graph.Node) bool {
+	to, _ := p.plan.Place(add)
+	a, _ := p.plan.Place(add.In()[0])
+	b, _ := p.plan.Place(add.In()[1])
+	return to == a || to == b
+}
+
+// fuseShared: experts, the gated unit of one shared expert of the same width, their sum, and perhaps the sum with the residual
+// behind it. It is for few tokens: the shared weights stream with the others.
+func (p *program) fuseShared(i int) (*Call, int, error) {
+	experts, gate, up, unit, down, sum := p.at(i), p.at(i+1), p.at(i+2), p.at(i+3), p.at(i+4), p.at(i+5)
+	_, ok := opOf[ops.ExpertsOp](experts)
+	_, isUnit := opOf[ops.SwiGLUOp](unit)
+	if !ok || !isUnit || !adds(sum, experts) || !adds(sum, down) || !p.only(experts, sum) {
+		return nil, 0, nil
+	}
+	x := experts.In()[0]
+	for _, l := range []struct{ n, from, to *graph.Node }{{gate, x, unit}, {up, x, unit}, {down, unit, sum}} {
+		if _, ok := opOf[ops.LinearOp](l.n); !ok || len(l.n.In()) != 2 || l.n.In()[0] != l.from || !p.only(l.n, l.to) || p.wide[l.n] || p.computedNode(l.n.In()[1]) {
+			return nil, 0, nil
+		}
+	}
+	// The sum must lie where the experts' would: what the shared unit frees may be ids or weights.
+	to, _ := p.plan.Place(sum)
+	if own, _ := p.plan.Place(experts); unit.In()[0] != gate || unit.In()[1] != up || to != own {
+		return nil, 0, nil
+	}
+	c := &Call{Node: experts, In: experts.In(), p: p}
+	e, err := expertsOf(c)
+	if err != nil || !e.SharesExpert(c.Target()) || gate.In()[1].Dim(0) != e.F {
+		return nil, 0, err
+	}
+	for _, w := range []struct {
+		n  *graph.Node
+		to *Pointer
+	}{{gate, &e.SharedGate}, {up, &e.SharedUp}, {down, &e.SharedDown}} {
+		if param := w.n.In()[1].Param(); param == nil || !floatWeight(param) {
+			return nil, 0, nil
+		}
+		if *w.to, err = (&Call{Node: w.n, In: w.n.In(), p: p}).Input(1); err != nil {
+			return nil, 0, err
+		}
+	}
+	n := 6
+	e.Y = (&Call{Node: sum, In: sum.In(), p: p}).Output(0)
+	if add := p.at(i + 6); adds(add, sum) && p.only(sum, add) && p.inPlace(add) {
+		a := &Call{Node: add, In: add.In(), p: p}
+		if e.Residual, err = a.Input(other(add, sum)); err != nil {
+			return nil, 0, err
+		}
+		e.Y, n = a.Output(0), 7
+	}
+	e.Scratch = c.Scratch(e.ScratchBytes(c.Target()))
+	return c, n, e.Launch(c)
 }

@@ -11,7 +11,7 @@ import (
 // Attention and what writes the pages it reads.
 func init() {
 	Register("attention", attentionBody)
-	Register("paged_attention", pagedBody)
+	Register("paged_attention", pagedOrLatentBody)
 	Register("append_pages", appendPagesBody)
 	Register("append_rotary", appendRotaryBody)
 }

@@ -55,12 +55,14 @@ func (m Moves) Launch(q Queue) error {
 //	Query: y[t,h] = [Wk_h' x[t,h,:N] | x[t,h,N:]], x [T,H,N+P], y [T,H,R+P]
 //	Value: y[t,h] = Wv_h x[t,h], x [T,H,R], y [T,H,V]
 //
-// with Wk_h the first N rows of head h and Wv_h the last V.
+// with Wk_h the first N rows of head h and Wv_h the last V. W is read before the launch in front has ended, unless it is
+// Computed.
 type LatentProduct struct {
 	Type             DType
 	Value            bool
 	T, H, N, P, V, R int
 	Y, X, W          Pointer
+	Computed         bool // the launch in front may write W
 }
 
 // Launch queues the kernel.
@@ -88,7 +90,39 @@ func (l LatentProduct) Launch(q Queue) error {
 	if ceilDiv(l.T, rows) > 65535 {
 		return unsupported(op, "%d tokens: the grid holds %d", l.T, 65535*rows)
 	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("%s_%v_%s", op, l.Type, kind), Grid: [3]int{ceilDiv(columns, 64), l.H, ceilDiv(l.T, rows)}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
+	return q.Launch(Launch{Kernel: fmt.Sprintf("%s_%v_%s", op, l.Type, kind), Grid: [3]int{ceilDiv(columns, 64), l.H, ceilDiv(l.T, rows)}, Block: block, Overlap: q.Target().Hopper() && !l.Computed, Args: []Arg{
 		{"y", l.Y}, {"x", l.X}, {"w", w}, {"head", int64(l.N+l.V) * int64(l.R)}, {"tokens", int32(l.T)}, {"heads", int32(l.H)}, {"columns", int32(columns)}, {"inner", int32(inner)},
 		{"x_row", int32(inner + tail)}, {"y_row", int32(columns + tail)}, {"tail", int32(tail)}, {"pad", int32(0)}}})
+}
+
+// LatentAppend launches the write of T tokens' latents into their pages: of row t of X [T,R+P] the first R numbers pass the
+// RMSNorm and the P behind them, the part of a key that heads share, are turned by the token's position when there is a table;
+// both go to slot Slots[t] of KPool [slots,R+P], the latent also to VPool [slots,R]. A negative slot writes nothing.
+type LatentAppend struct {
+	Type                DType
+	T, R, P             int
+	KPool, VPool, X, W  Pointer
+	Eps                 float32
+	Slots               Pointer // int32 [T]
+	Cos, Sin, Positions Pointer // optional: f32 [MaxPositions,P/2], int32 [T]
+	MaxPositions        int
+	Pairing             Pairing
+}
+
+// Launch queues the kernel.
+func (l LatentAppend) Launch(q Queue) error {
+	turned := !l.Cos.IsNil()
+	if l.T < 0 || l.R < 1 || l.P < 0 || turned && (l.P%2 != 0 || l.MaxPositions < 1 || l.Sin.IsNil() || l.Positions.IsNil()) {
+		return fmt.Errorf("latent append: T, P >= 0, R >= 1 and, to turn them, an even P with a table and positions are required, got T %d, R %d, P %d, a table of %d positions", l.T, l.R, l.P, l.MaxPositions)
+	}
+	if l.T == 0 {
+		return nil
+	}
+	pairing := int32(2)
+	if turned {
+		pairing = map[Pairing]int32{Interleaved: 0, Half: 1}[l.Pairing]
+	}
+	return q.Launch(Launch{Kernel: "latent_append_" + l.Type.String(), Grid: [3]int{l.T, 1, 1}, Block: min(256, (l.R+31)/32*32), Overlap: q.Target().Hopper(), Args: []Arg{
+		{"k_pool", l.KPool}, {"v_pool", l.VPool}, {"x", l.X}, {"w", l.W}, {"cos", l.Cos}, {"sin", l.Sin}, {"positions", l.Positions}, {"slots", l.Slots},
+		{"r", int32(l.R)}, {"p", int32(l.P)}, {"pairing", pairing}, {"max_positions", int32(l.MaxPositions)}, {"eps", l.Eps}, {"pad", int32(0)}}})
 }

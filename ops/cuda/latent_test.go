@@ -4,10 +4,14 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models/generate"
 )
 
 func TestDeviceMoves(t *testing.T) {
@@ -108,5 +112,99 @@ func TestDeviceSpeedLatent(t *testing.T) {
 				row(t, fmt.Sprintf("latent product value=%v", value), fmt.Sprintf("H%d T%d", h, T), us, 2*float64(T*h)*128*512, float64(h)*128*512*2+float64(T*h)*2*(512+192))
 			}
 		}
+	}
+}
+
+func TestDeviceLatentAppend(t *testing.T) {
+	for _, dt := range allTypes {
+		for _, c := range []LatentAppend{{T: 1, R: 1}, {T: 5, R: 24, P: 8}, {T: 67, R: 512, P: 64}, {T: 3, R: 20, P: 6}} {
+			for turned := range 3 { // by neighbours, by halves, not at all
+				t.Run(fmt.Sprintf("%v/T%d R%d P%d/%d", dt, c.T, c.R, c.P, turned), func(t *testing.T) {
+					b, c := newBench(t), c
+					r := rand.New(rand.NewPCG(23, uint64(c.R)))
+					x, w := normal(r, dt, c.T*(c.R+c.P), 1), normal(r, dt, c.R, 1)
+					slots, positions := make([]int, c.T), make([]int, c.T)
+					for i := range c.T {
+						slots[i], positions[i] = 2*i+1, (7*i)%11
+					}
+					slots[c.T/2] = -1
+					if c.T == 1 {
+						slots[0] = 0
+					}
+					pool := 2*c.T + 1
+					c.Type, c.Eps, c.X, c.W, c.Slots = dt, 1e-6, b.put(dt, x), b.put(dt, w), b.ints(slots...)
+					c.KPool, c.VPool = b.out(dt, pool*(c.R+c.P)), b.out(dt, pool*c.R)
+					var cos, sin []float64
+					if turned < 2 && c.P > 0 {
+						for p := range 11 {
+							for i := range c.P / 2 {
+								a := float64(p) * math.Pow(100, -2*float64(i)/float64(c.P))
+								cos, sin = append(cos, float64(float32(math.Cos(a)))), append(sin, float64(float32(math.Sin(a))))
+							}
+						}
+						c.Cos, c.Sin, c.Positions, c.MaxPositions = b.put(F32, cos), b.put(F32, sin), b.ints(positions...), 11
+						c.Pairing = []Pairing{Interleaved, Half}[turned]
+					}
+					b.run(c)
+					keys, values := b.get(dt, c.KPool, pool*(c.R+c.P)), b.get(dt, c.VPool, pool*c.R)
+					written := map[int]bool{}
+					for i, slot := range slots {
+						if slot < 0 {
+							continue
+						}
+						written[slot] = true
+						row := x[i*(c.R+c.P):][:c.R+c.P]
+						var s float64
+						for _, v := range row[:c.R] {
+							s += v * v / float64(c.R)
+						}
+						want := append([]float64(nil), row...)
+						for j := range c.R {
+							want[j] = row[j] / math.Sqrt(s+1e-6) * w[j]
+						}
+						for j := range c.P / 2 {
+							if cos == nil {
+								break
+							}
+							u, v := 2*j, 2*j+1
+							if c.Pairing == Half {
+								u, v = j, j+c.P/2
+							}
+							cs, sn := cos[positions[i]*c.P/2+j], sin[positions[i]*c.P/2+j]
+							want[c.R+u], want[c.R+v] = row[c.R+u]*cs-row[c.R+v]*sn, row[c.R+u]*sn+row[c.R+v]*cs
+						}
+						near(t, dt, normBound(dt), want, keys[slot*(c.R+c.P):][:c.R+c.P])
+						require.Equal(t, keys[slot*(c.R+c.P):][:c.R], values[slot*c.R:][:c.R])
+					}
+					for i, v := range values {
+						require.True(t, written[i/c.R] || math.IsNaN(v), "slot %d of no token was written", i/c.R)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A model with latent attention and a mixture with a shared expert writes what it writes natively, wholly on the device in 16
+// bits on Hopper; requests alone and in a batch alike.
+func TestDeviceExecutorLatentText(t *testing.T) {
+	device(t)
+	m := tiny(t, latentModel)
+	prompt := []int32{5, 200, 13, 77, 1, 0, 255, 31, 8}
+	plain, err := generate.New(m, generate.Options{})
+	require.NoError(t, err)
+	want := text(t, plain, prompt, generate.Sampling{}, 40)
+	for _, dt := range computes {
+		got := text(t, session(t, m, generate.Options{Chunk: 4}, Options{Compute: dt, Strict: dt != dtype.Float32}), prompt, generate.Sampling{}, 40)
+		same := 0
+		for same < len(got) && got[same] == want[same] {
+			same++
+		}
+		cos := cosine(logitsOf(t, m, prompt, natively), logitsOf(t, m, prompt, onCUDA(Options{Compute: dt})))
+		fmt.Printf("TEXT\tlatent\t%s\tthe first %d of %d tokens are native's, cosine of logits %.6f\n", dt, same, len(got), cos)
+		if dt == dtype.Float32 {
+			require.Equal(t, want, got)
+		}
+		require.Positive(t, same) // 16 bits may take the other of two near-ties
 	}
 }

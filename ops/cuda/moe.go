@@ -51,7 +51,13 @@ func (r Route) Launch(q Queue) error {
 		}
 		return 0
 	}
-	return q.Launch(Launch{Kernel: "moe_route", Grid: [3]int{ceilDiv(r.T, warps), 1, 1}, Block: 32 * warps, Shared: each * warps, Overlap: q.Target().Hopper(), Args: []Arg{
+	size := "any"
+	for _, most := range []int{256, 128} {
+		if r.Router.Experts <= most {
+			size = fmt.Sprint(most)
+		}
+	}
+	return q.Launch(Launch{Kernel: "moe_route_" + size, Grid: [3]int{ceilDiv(r.T, warps), 1, 1}, Block: 32 * warps, Shared: each * warps, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"logits", r.Logits}, {"bias", r.Bias}, {"ids", r.IDs}, {"weights", r.Weights}, {"scale", math.Float64bits(scale)},
 		{"tokens", int32(r.T)}, {"experts", int32(r.Router.Experts)}, {"top_k", int32(r.Router.TopK)}, {"groups", int32(groups)}, {"keep", int32(r.Router.KeepGroups)},
 		{"sigmoid", flag(r.Router.Sigmoid)}, {"renormalize", flag(r.Router.Renormalize)}, {"choose", flag(!r.Given)},
@@ -70,6 +76,9 @@ type Experts struct {
 	Gate, Up, Down   Pointer
 	Residual         Pointer // optional, may be Y
 	Scratch          Pointer // ScratchBytes
+
+	// Optional, one more expert [F,D], [F,D], [D,F] that every token has, with weight 1: only where SharesExpert.
+	SharedGate, SharedUp, SharedDown Pointer
 }
 
 // The ways to the two products.
@@ -99,13 +108,23 @@ func (x Experts) way(gpu Target) int {
 	return expertsTiles
 }
 
+// SharesExpert says that the kernels for this shape take a shared expert along.
+func (x Experts) SharesExpert(gpu Target) bool { return x.way(gpu) == expertsStreams }
+
+func (x Experts) shared() int {
+	if x.SharedGate.IsNil() {
+		return 0
+	}
+	return 1
+}
+
 // expertsScratch is where the parts of the scratch start, in bytes.
 type expertsScratch struct {
 	order, position, offsets, sorted, hidden, rows, bytes int64
 }
 
 func (x Experts) scratch(gpu Target) (s expertsScratch) {
-	m, size, way := int64(x.T)*int64(x.TopK), int64(x.Type.Size()), x.way(gpu)
+	m, size, way := int64(x.T)*int64(x.TopK+x.shared()), int64(x.Type.Size()), x.way(gpu)
 	take := func(bytes int64) int64 {
 		at := s.bytes
 		s.bytes += (bytes + 255) &^ 255
@@ -133,28 +152,29 @@ func (x Experts) Launch(q Queue) error {
 	if m/expertsRows+int64(x.E) > 65535 {
 		return unsupported(op, "%d choices of %d experts: the grid holds %d", m, x.E, (65535-x.E)*expertsRows)
 	}
+	gpu := q.Target()
+	if n := x.SharedGate; n.IsNil() != x.SharedUp.IsNil() || n.IsNil() != x.SharedDown.IsNil() || !n.IsNil() && !x.SharesExpert(gpu) {
+		return fmt.Errorf("%s: gate, up and down of a shared expert go together, and only where SharesExpert: got %v, %v, %v for T %d", op, x.SharedGate, x.SharedUp, x.SharedDown, x.T)
+	}
 	if x.T == 0 {
 		return nil
 	}
-	gpu := q.Target()
 	s := x.scratch(gpu)
 	if x.Scratch.IsNil() {
 		return fmt.Errorf("%s: %d bytes of scratch are required", op, s.bytes)
 	}
 	hidden, rows := x.Scratch.At(s.hidden), x.Scratch.At(s.rows)
 	if x.way(gpu) == expertsStreams {
-		if err := x.stream(q, hidden, x.X, x.Gate, x.Up, x.F, x.D, x.TopK); err != nil {
+		if err := x.stream(q, hidden, x.X, x.Gate, x.Up, x.SharedGate, x.SharedUp, x.F, x.D, x.TopK); err != nil {
 			return err
 		}
-		if err := x.stream(q, rows, hidden, x.Down, Pointer{}, x.D, x.F, 1); err != nil {
+		if err := x.stream(q, rows, hidden, x.Down, Pointer{}, x.SharedDown, Pointer{}, x.D, x.F, 0); err != nil {
 			return err
 		}
 		return x.combine(q, rows, Pointer{})
 	}
 	order, position, offsets := x.Scratch.At(s.order), x.Scratch.At(s.position), x.Scratch.At(s.offsets)
-	threads := min(1024, (ceilDiv(int(m), 4)+31)/32*32)
-	if err := q.Launch(Launch{Kernel: "moe_sort", Grid: [3]int{x.E, 1, 1}, Block: threads, Overlap: gpu.Hopper(), Args: []Arg{
-		{"order", order}, {"position", position}, {"offsets", offsets}, {"ids", x.IDs}, {"m", int32(m)}, {"experts", int32(x.E)}}}); err != nil {
+	if err := x.sort(q, order, position, offsets); err != nil {
 		return err
 	}
 	first, second := x.tiles, x.tiles
@@ -176,6 +196,13 @@ func (x Experts) Launch(q Queue) error {
 	return x.combine(q, rows, position)
 }
 
+// sort lists the choices by expert, in their order inside each.
+func (x Experts) sort(q Queue, order, position, offsets Pointer) error {
+	m := x.T * x.TopK
+	return q.Launch(Launch{Kernel: "moe_sort", Grid: [3]int{x.E, 1, 1}, Block: min(1024, (ceilDiv(m, 4)+31)/32*32), Overlap: q.Target().Hopper(), Args: []Arg{
+		{"order", order}, {"position", position}, {"offsets", offsets}, {"ids", x.IDs}, {"m", int32(m)}, {"experts", int32(x.E)}}})
+}
+
 // suffix ends the name of a product: with two matrices the gate is part of it.
 func suffix(up Pointer) string {
 	if up.IsNil() {
@@ -185,7 +212,7 @@ func suffix(up Pointer) string {
 }
 
 // stream is one product of the choices as they lie, w [E,n,k]; the cuts depend on n and k alone.
-func (x Experts) stream(q Queue, y, from, w, up Pointer, n, k, divide int) error {
+func (x Experts) stream(q Queue, y, from, w, up, sharedW, sharedUp Pointer, n, k, divide int) error {
 	parts := 2 // of k
 	if k >= 1024 {
 		parts = 4
@@ -198,9 +225,13 @@ func (x Experts) stream(q Queue, y, from, w, up Pointer, n, k, divide int) error
 	if m >= x.E {
 		byExpert = 1
 	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("moe_stream_%v_%d%s", x.Type, parts, suffix(up)), Grid: [3]int{ceilDiv(n, columns), min(m, x.E), 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
-		{"y", y}, {"x", from}, {"w", w}, {"up", up}, {"ids", x.IDs}, {"m", int32(m)}, {"n", int32(n)}, {"k", int32(k)},
-		{"experts", int32(x.E)}, {"divide", int32(divide)}, {"by_expert", byExpert}}})
+	few := ""
+	if x.T <= 8 {
+		few = "_8"
+	}
+	return q.Launch(Launch{Kernel: fmt.Sprintf("moe_stream_%v_%d%s%s", x.Type, parts, few, suffix(up)), Grid: [3]int{ceilDiv(n, columns), min(m, x.E) + x.shared(), 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", y}, {"x", from}, {"w", w}, {"up", up}, {"ids", x.IDs}, {"shared_w", sharedW}, {"shared_up", sharedUp}, {"m", int32(m)}, {"n", int32(n)}, {"k", int32(k)},
+		{"experts", int32(x.E)}, {"divide", int32(divide)}, {"by_expert", byExpert}, {"top_k", int32(x.TopK)}, {"pad", int32(0)}}})
 }
 
 // tiles is one product of sorted rows by the portable kernels.
@@ -245,5 +276,6 @@ func (x Experts) combine(q Queue, rows, position Pointer) error {
 	block := min(256, (units+31)/32*32)
 	return q.Launch(Launch{Kernel: "moe_combine_" + x.Type.String(), Grid: [3]int{x.T, min(ceilDiv(units, block), 64), 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"y", x.Y}, {"rows", rows}, {"weights", x.Weights}, {"residual", x.Residual}, {"position", position}, {"ids", x.IDs},
-		{"top_k", int32(x.TopK)}, {"d", int32(x.D)}, {"experts", int32(x.E)}, {"weights_f32", f32}, {"packed", packed}, {"tokens", int32(x.T)}}})
+		{"top_k", int32(x.TopK)}, {"d", int32(x.D)}, {"experts", int32(x.E)}, {"weights_f32", f32}, {"packed", packed},
+		{"shared", int32(x.shared())}, {"tokens", int32(x.T)}, {"pad", int32(0)}}})
 }

@@ -78,3 +78,32 @@ func TestExecutorExpertsGolden(t *testing.T) {
 		holdGolden(t, "exec_"+name, p.String()+p.launchText())
 	}
 }
+
+// latentModel has latent attention of the published sizes and a mixture with a shared expert.
+func latentModel(c *models.Config) {
+	c.Type, c.Heads, c.KVHeads, c.HeadDim = "deepseek_v3", 4, 4, 128
+	c.Latent = &models.Latent{QRank: 64, KVRank: 512, Nope: 64, Rope: 64, V: 64}
+	c.Experts = &models.Experts{Router: ops.Router{Experts: 8, TopK: 2, Groups: 4, KeepGroups: 2, Sigmoid: true, Renormalize: true, Scale: 2.5}, FFN: 64, Shared: 64, Bias: true, Dense: []bool{true, false}}
+}
+
+// Plans of a model with latent attention: one head of latents in pages, read once for keys and values.
+func TestExecutorLatentGolden(t *testing.T) {
+	for name, x := range map[string]struct {
+		compute DType
+		tokens  int
+	}{"latent_decode_sm_90": {BF16, 4}, "latent_chunk_sm_90": {F16, 128}} {
+		plan, _ := packedPlan(t, tiny(t, latentModel), x.tokens, 4, 40)
+		p, err := lower(plan, targets["sm_90"], x.compute, true, nil)
+		require.NoError(t, err)
+		holdGolden(t, "exec_"+name, p.String()+p.launchText())
+	}
+}
+
+func TestLatentTiles(t *testing.T) {
+	batch, index := make([]int32, 8), make([]int32, 8)
+	qo := []int32{0, 5, 6, 6, 9}
+	latentTiles(batch, nil, qo, 32)
+	latentTiles(nil, index, qo, 32)
+	require.Equal(t, []int32{0, 0, 0, 3, 3, -1, -1, -1}, batch)
+	require.Equal(t, []int32{2, 1, 0, 1, 0, 0, 0, 0}, index)
+}

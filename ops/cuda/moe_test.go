@@ -83,13 +83,13 @@ func (b *bench) getInts(p Pointer, n int) []int {
 type expertsCase struct {
 	t, topK, e, d, f int
 	ids              string // "": any; "one": all tokens to one expert; "few": some experts have none
-	residual         bool
+	residual, shared bool
 }
 
 var expertsCases = []expertsCase{
 	{t: 1, topK: 1, e: 1, d: 1, f: 1}, {t: 3, topK: 1, e: 5, d: 6, f: 7}, {t: 67, topK: 2, e: 8, d: 33, f: 15, ids: "few"}, {t: 1, topK: 3, e: 8, d: 40, f: 16},
 	{t: 5, topK: 2, e: 6, d: 40, f: 24, residual: true}, {t: 1, topK: 8, e: 128, d: 256, f: 136}, {t: 17, topK: 4, e: 16, d: 1032, f: 72}, {t: 64, topK: 8, e: 64, d: 128, f: 64, residual: true},
-	{t: 64, topK: 2, e: 8, d: 64, f: 128, ids: "one"}, {t: 65, topK: 2, e: 8, d: 64, f: 128}, {t: 130, topK: 3, e: 4, d: 72, f: 200, ids: "few"}, {t: 300, topK: 2, e: 3, d: 264, f: 328, ids: "one", residual: true},
+	{t: 64, topK: 2, e: 8, d: 64, f: 128, ids: "one"}, {t: 1, topK: 1, e: 4, d: 64, f: 40, shared: true}, {t: 9, topK: 3, e: 16, d: 1040, f: 72, shared: true, residual: true}, {t: 64, topK: 2, e: 8, d: 64, f: 128, shared: true}, {t: 65, topK: 2, e: 8, d: 64, f: 128}, {t: 130, topK: 3, e: 4, d: 72, f: 200, ids: "few"}, {t: 300, topK: 2, e: 3, d: 264, f: 328, ids: "one", residual: true},
 	{t: 257, topK: 8, e: 64, d: 136, f: 264}, {t: 520, topK: 1, e: 2, d: 320, f: 520},
 }
 
@@ -126,6 +126,20 @@ func testExperts(t *testing.T, dt DType, c expertsCase) {
 	want := optest.Experts{D: c.d, F: c.f, TopK: c.topK}.Forward(x, weights, ids, gate, up, down)
 	a := Experts{Type: dt, T: c.t, TopK: c.topK, E: c.e, D: c.d, F: c.f, Y: b.out(dt, c.t*c.d), X: b.put(dt, x), Weights: b.put(F32, weights), WeightsF32: true,
 		IDs: b.ints(wide(ids)...), Gate: b.put(dt, gate), Up: b.put(dt, up), Down: b.put(dt, down)}
+	if c.shared {
+		if dt == F32 {
+			t.Skip("only the streaming kernels take a shared expert")
+		}
+		ones, all := make([]float64, c.t), make([]int32, c.t)
+		for i := range ones {
+			ones[i] = 1
+		}
+		g, u, w := normal(r, dt, c.f*c.d, 1/math.Sqrt(float64(c.d))), normal(r, dt, c.f*c.d, 1/math.Sqrt(float64(c.d))), normal(r, dt, c.d*c.f, 1/math.Sqrt(float64(c.f)))
+		a.SharedGate, a.SharedUp, a.SharedDown = b.put(dt, g), b.put(dt, u), b.put(dt, w)
+		for i, v := range (optest.Experts{D: c.d, F: c.f, TopK: 1}).Forward(x, ones, all, g, u, w) {
+			want[i] += v
+		}
+	}
 	if c.residual {
 		a.Residual = b.put(dt, res)
 		for i := range want {

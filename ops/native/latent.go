@@ -102,7 +102,25 @@ func latentGradUnit[T Float](a *latentArgs[T], unit int) {
 type latentHeadArgs[T Float] struct {
 	Latent
 	y, x, w []T
+	stored  []byte // instead of w, in 16 bits
+	coding  Coding
 	r       int
+}
+
+// rows are n rows of w from row `from` on, widened in scratch where it is stored in 16 bits.
+func (a *latentHeadArgs[T]) rows(from, n int) []T {
+	if a.stored == nil {
+		return a.w[from*a.r:]
+	}
+	w := takeScratch[T](n * a.r)
+	a.coding.widen(any(w).([]float32), a.stored[2*from*a.r:])
+	return w
+}
+
+func (a *latentHeadArgs[T]) done(w []T) {
+	if a.stored != nil {
+		giveScratch(w)
+	}
 }
 
 var (
@@ -118,12 +136,19 @@ func LatentQuery[T Float](y, q, w []T, r int, s Latent) {
 	pick[latentHeadArgs[T]](latentQuery32, latentQuery64).launch(ceilDiv(s.Tokens, columnRows)*s.H, latentHeadArgs[T]{Latent: s, y: y, x: q, w: w, r: r})
 }
 
+// LatentQueryStored is LatentQuery with w stored in 16 bits, of which a head is widened at a time.
+func LatentQueryStored(y, q []float32, w []byte, c Coding, r int, s Latent) {
+	latentQuery32.launch(ceilDiv(s.Tokens, columnRows)*s.H, latentHeadArgs[float32]{Latent: s, y: y, x: q, stored: w, coding: c, r: r})
+}
+
 func latentQueryUnit[T Float](a *latentHeadArgs[T], unit int) {
 	h, t0 := unit%a.H, unit/a.H*columnRows
 	n := min(columnRows, a.Tokens-t0)
 	in, out := a.N+a.P, a.r+a.P
 	x, y := a.x[(t0*a.H+h)*in:], a.y[(t0*a.H+h)*out:]
-	gemmSerial(false, false, n, a.r, a.N, 1, x, a.H*in, a.w[h*(a.N+a.V)*a.r:], a.r, 0, y, a.H*out)
+	w := a.rows(h*(a.N+a.V), a.N)
+	gemmSerial(false, false, n, a.r, a.N, 1, x, a.H*in, w, a.r, 0, y, a.H*out)
+	a.done(w)
 	for t := range n {
 		copy(y[t*a.H*out+a.r:][:a.P], x[t*a.H*in+a.N:])
 	}
@@ -135,8 +160,14 @@ func LatentValue[T Float](y, o, w []T, r int, s Latent) {
 	pick[latentHeadArgs[T]](latentValue32, latentValue64).launch(ceilDiv(s.Tokens, columnRows)*s.H, latentHeadArgs[T]{Latent: s, y: y, x: o, w: w, r: r})
 }
 
+// LatentValueStored is LatentValue with w stored in 16 bits, of which a head is widened at a time.
+func LatentValueStored(y, o []float32, w []byte, c Coding, r int, s Latent) {
+	latentValue32.launch(ceilDiv(s.Tokens, columnRows)*s.H, latentHeadArgs[float32]{Latent: s, y: y, x: o, stored: w, coding: c, r: r})
+}
+
 func latentValueUnit[T Float](a *latentHeadArgs[T], unit int) {
 	h, t0 := unit%a.H, unit/a.H*columnRows
-	gemmSerial(false, true, min(columnRows, a.Tokens-t0), a.V, a.r, 1, a.x[(t0*a.H+h)*a.r:], a.H*a.r,
-		a.w[(h*(a.N+a.V)+a.N)*a.r:], a.r, 0, a.y[(t0*a.H+h)*a.V:], a.H*a.V)
+	w := a.rows(h*(a.N+a.V)+a.N, a.V)
+	gemmSerial(false, true, min(columnRows, a.Tokens-t0), a.V, a.r, 1, a.x[(t0*a.H+h)*a.r:], a.H*a.r, w, a.r, 0, a.y[(t0*a.H+h)*a.V:], a.H*a.V)
+	a.done(w)
 }
