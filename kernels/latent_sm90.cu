@@ -240,8 +240,10 @@ template <class T, bool SPLIT> __device__ __forceinline__ void attend(const CUte
       wgmma_wait<0>();
       wgmma_pin(o);
       if (leader) barrier_arrive(empty + old);
+      if (__any_sync(~0u, c[0] != 1.f || c[1] != 1.f)) {  // most tiles leave the maxima as they are
 #pragma unroll
-      for (int i = 0; i < 32; i++) o[4 * i] *= c[0], o[4 * i + 1] *= c[0], o[4 * i + 2] *= c[1], o[4 * i + 3] *= c[1];
+        for (int i = 0; i < 32; i++) o[4 * i] *= c[0], o[4 * i + 1] *= c[0], o[4 * i + 2] *= c[1], o[4 * i + 3] *= c[1];
+      }
       fetch();
     }
     wgmma_pin(o);
