@@ -64,14 +64,14 @@ func BenchmarkSmolLM2(b *testing.B) {
 	for _, p := range m.Params().All() {
 		weights += p.Type.Bytes()
 	}
-	open := func(b *testing.B, chunk int) *generate.Session {
-		s, err := generate.New(m, generate.Options{Context: 1024, Chunk: chunk})
+	open := func(b *testing.B, compute dtype.DType) *generate.Session {
+		s, err := generate.New(m, generate.Options{Context: 1024, Chunk: 512, Compute: compute})
 		require.NoError(b, err)
 		return s
 	}
 	ctx := context.Background()
 	b.Run("decode", func(b *testing.B) {
-		s := open(b, 512)
+		s := open(b, dtype.Float32)
 		floor := newReading(weights)
 		const tokens = 88
 		read, decode := math.Inf(1), math.Inf(1) // of the fastest runs, which others disturb least
@@ -99,20 +99,22 @@ func BenchmarkSmolLM2(b *testing.B) {
 		b.ReportMetric(float64(weights)/read/1e9, "GB/s-read")
 		b.ReportMetric(read/decode, "of-floor")
 	})
-	b.Run("prefill", func(b *testing.B) {
-		s := open(b, 512)
-		prefill := math.Inf(1)
-		for b.Loop() {
-			r, err := s.Add(smolPrompt(), generate.Sampling{})
-			require.NoError(b, err)
-			start := time.Now()
-			_, err = r.Next(ctx)
-			require.NoError(b, err)
-			prefill = min(prefill, time.Since(start).Seconds())
-			s.Remove(r)
-		}
-		b.ReportMetric(512/prefill, "token/s")
-	})
+	for _, compute := range []dtype.DType{dtype.Float32, dtype.BFloat16} {
+		b.Run("prefill/"+compute.String(), func(b *testing.B) {
+			s := open(b, compute)
+			prefill := math.Inf(1)
+			for b.Loop() {
+				r, err := s.Add(smolPrompt(), generate.Sampling{})
+				require.NoError(b, err)
+				start := time.Now()
+				_, err = r.Next(ctx)
+				require.NoError(b, err)
+				prefill = min(prefill, time.Since(start).Seconds())
+				s.Remove(r)
+			}
+			b.ReportMetric(512/prefill, "token/s")
+		})
+	}
 }
 
 // reading is the test of the memory: every core reads two streams of n bytes in

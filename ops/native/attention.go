@@ -243,6 +243,11 @@ func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 	switch n := f.cut(s); {
 	case tile < 0 && (n == 1 || split >= n), tile >= 0 && n > 1:
 		return
+	case tile < 0 && f.decodes(s):
+		if w.hk == 0 { // for all heads
+			f.decode(s, split)
+		}
+		return
 	case tile < 0:
 		from, to = split*attnSplitKeys, min((split+1)*attnSplitKeys, s.lk)
 	default:

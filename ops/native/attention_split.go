@@ -4,8 +4,9 @@ package native
 
 import "math"
 
-// attnSplitKeys is the length of a part. It depends on nothing, so that a
-// request is cut in the same places alone and in a batch.
+// attnSplitKeys is the length of a part, or the longest: see splitKeys. It depends
+// on the sequence alone, so that a request is cut in the same places alone and in
+// a batch.
 const attnSplitKeys = 512
 
 // cut returns into how many parts a sequence is cut.
@@ -13,7 +14,7 @@ func (f *attnForward[T]) cut(s attnSeq) int {
 	if s.lq*f.g > attnRows {
 		return 1
 	}
-	return max(1, ceilDiv(s.lk, attnSplitKeys))
+	return max(1, ceilDiv(s.lk, f.splitKeys(s)))
 }
 
 // partSize is the size of the state of all rows of a part: m, l and o of each.

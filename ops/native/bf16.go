@@ -65,9 +65,11 @@ func BF16LinearGradWeight[T Float](dw, dy, x []T, m, n, k int) {
 	bf16Products(true, false, n, k, m, 1, dy, n, x, k, 0, dw, k, dw, k)
 }
 
-// BF16LinearStored is BF16Linear with w[N,K] stored in bf16.
+// BF16LinearStored is BF16Linear with w[N,K] stored in bf16. Few rows are streamed
+// as LinearCoded does; the bits are the same, but for subnormal sums on the way.
 func BF16LinearStored(y, x []float32, w []uint16, b []float32, m, n, k int) {
-	if !multipliesPairs[float32]() {
+	a := codedArgs{coding: CodedBF16, m: m, k: k}
+	if !multipliesPairs[float32]() || a.streams() {
 		rx := takeScratch[float32](m * k)
 		bf16Operand(rx, x[:m*k])
 		LinearCoded(y, rx, storedBytes(w), b, CodedBF16, 0, m, n, k)

@@ -1,0 +1,111 @@
+// One decoded token against a part of the keys: keys and values of all heads are
+// read in the order in which they lie, once.
+package native
+
+import (
+	"math"
+	"unsafe"
+)
+
+const (
+	decodeKeys  = 64 // of a part at least, so that a short text has parts for all workers
+	decodeParts = 16 // of a sequence at most, until parts are attnSplitKeys long
+	decodeBlock = 16 // keys that all heads take one after the other
+	decodeRows  = 4  // query heads of a key head that share what is read
+)
+
+// decodes says that decode can compute the parts of a sequence.
+func (f *attnForward[T]) decodes(s attnSeq) bool {
+	var z T
+	return unsafe.Sizeof(z) == 4 && gemmKernel >= avx512Kernel && s.lq == 1 && f.mask.Keep == nil &&
+		f.kv.k.full != nil && f.kv.v.full != nil && f.d > 0 && f.d%16 == 0 && f.dv > 0 && f.dv%64 == 0
+}
+
+// splitKeys is the length of a part of a sequence.
+func (f *attnForward[T]) splitKeys(s attnSeq) int {
+	if !f.decodes(s) {
+		return attnSplitKeys
+	}
+	n := decodeKeys
+	for n < attnSplitKeys && s.lk > decodeParts*n {
+		n *= 2
+	}
+	return n
+}
+
+// decode computes a part of a sequence of one query for all its heads. The bits
+// do not depend on where the keys lie.
+func (f *attnForward[T]) decode(s attnSeq, split int) {
+	lo, hi := f.span(s, 0)
+	n := f.splitKeys(s)
+	from, to := max(split*n, lo), min((split+1)*n, hi)
+	n = max(to-from, 0)
+	ldp := n + 3 // four scores are written at a time
+	p := takeScratch[T](f.hq * ldp)
+	for j := from; j < to; {
+		at, there := f.kv.decodeRun(s, j, to)
+		for hk := range f.hkv {
+			for r := 0; r < f.g; r += decodeRows {
+				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, at, there)
+			}
+		}
+		j += there
+	}
+	for hk := range f.hkv {
+		part := f.part(s.b*f.hkv+hk, split)
+		for r := range f.g {
+			row := part[r*(f.dv+2):][:f.dv+2]
+			clear(row)
+			if n == 0 {
+				row[1] = -1
+				continue
+			}
+			scores := p[(hk*f.g+r)*ldp:][:n]
+			capScores(scores, f.softcap)
+			m := maxOf(scores)
+			base := m
+			if math.IsInf(float64(m), -1) {
+				base = 0 // every score is -Inf: exp keeps them 0
+			}
+			row[0], row[1] = m, T(expSubSum(scores, scores, base))
+		}
+	}
+	for j := from; j < to; {
+		at, there := f.kv.decodeRun(s, j, to)
+		for hk := range f.hkv {
+			o := f.part(s.b*f.hkv+hk, split)[2:]
+			v := &f.kv.v.full[(at*f.hkv+hk)*f.dv]
+			for r := 0; r < f.g; r += decodeRows {
+				attnValues(f32p(o[r*(f.dv+2):]), (f.dv+2)*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
+					(*float32)(unsafe.Pointer(v)), f.hkv*f.dv*4, min(decodeRows, f.g-r), there, f.dv)
+			}
+		}
+		j += there
+	}
+	giveScratch(p)
+}
+
+// decodeRun is where key j lies, and how many of decodeBlock from there on, up to
+// key to, follow each other.
+func (kv *kvSource[T]) decodeRun(s attnSeq, j, to int) (at, there int) {
+	n := min(to-j, decodeBlock)
+	if kv.pages.PageSize > 0 {
+		return kv.pages.run(s.b, j, n)
+	}
+	return s.k0 + j, n
+}
+
+// scores fills p with those of at most decodeRows heads, from head r of key head
+// hk on, with n keys that lie from at on. What is not a multiple of 4 goes one by
+// one, each as four of its kind.
+func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r, at, n int) {
+	q := f32p(f.q[(s.q0*f.hq+hk*f.g+r)*f.d:])
+	k := f.kv.k.full[(at*f.hkv+hk)*f.d:]
+	rows, scale, four := min(decodeRows, f.g-r), float32(f.scale), n&^3
+	if four > 0 {
+		attnScores(f32p(p), ldp*4, q, f32p(k), f.hkv*f.d*4, rows, four, f.d, scale)
+	}
+	for i := four; i < n; i++ {
+		attnScores(f32p(p[i:]), ldp*4, q, f32p(k[i*f.hkv*f.d:]), 0, rows, 4, f.d, scale)
+	}
+}
