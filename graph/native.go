@@ -22,6 +22,7 @@ type Native struct {
 	plan   *Plan
 	arena  []byte
 	calls  []Call
+	group  []int // by step: how many run together from it on; 0: it runs with one before it
 	params []*Param
 	inputs []feedSlot
 	poison bool
@@ -96,7 +97,46 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 		}
 		r.calls[i] = c
 	}
+	r.gather()
 	return r, nil
+}
+
+// gather finds the steps that run together.
+func (r *Native) gather() {
+	r.group = make([]int, len(r.calls))
+	for i := 0; i < len(r.calls); {
+		n := 1
+		for i+n < len(r.calls) && r.joins(i, i+n) {
+			n++
+		}
+		r.group[i] = n
+		i += n
+	}
+}
+
+// joins reports whether step j can run together with the steps from i on.
+func (r *Native) joins(i, j int) bool {
+	a, b := r.plan.Steps[i].Node, r.plan.Steps[j].Node
+	if a.def != b.def || a.def.Together == nil || len(a.in) == 0 || len(b.in) == 0 || a.in[0] != b.in[0] {
+		return false
+	}
+	for _, earlier := range r.calls[i:j] {
+		for _, x := range earlier.Out {
+			for _, y := range slices.Concat(r.calls[j].In, r.calls[j].Out) {
+				if overlap(x.mem, y.mem) {
+					return false
+				}
+			}
+		}
+		for _, x := range earlier.In {
+			for _, y := range r.calls[j].Out {
+				if overlap(x.mem, y.mem) {
+					return false
+				}
+			}
+		}
+	}
+	return true
 }
 
 // tensor is the memory of a node's value.
@@ -127,27 +167,27 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 		b, _, _ := bytesOf(feeds[in.name])
 		copy(in.to.mem, b)
 	}
-	for i := range r.calls {
+	for i := 0; i < len(r.calls); i += r.group[i] {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if r.timing == nil {
-			if err := r.plan.Steps[i].Node.run(&r.calls[i]); err != nil {
-				return err
-			}
-			continue
+		var t time.Time
+		if r.timing != nil {
+			t = time.Now()
 		}
-		t := time.Now()
-		if err := r.plan.Steps[i].Node.run(&r.calls[i]); err != nil {
+		if err := r.plan.Steps[i].Node.run(&r.calls[i], r.calls[i:i+r.group[i]]...); err != nil {
 			return err
 		}
-		r.timing[i] += time.Since(t)
+		if r.timing != nil {
+			r.timing[i] += time.Since(t)
+		}
 	}
 	return nil
 }
 
-// run calls the body of n; its error, or panic, comes back with n's name.
-func (n *Node) run(c *Call) (err error) {
+// run calls the body of n for its call, or for all of those that run together
+// with it; the error, or panic, comes back with n's name.
+func (n *Node) run(c *Call, together ...Call) (err error) {
 	defer func() {
 		p := recover()
 		if fault, ok := p.(interface{ Addr() uintptr }); ok {
@@ -156,10 +196,15 @@ func (n *Node) run(c *Call) (err error) {
 			err = located(n.name, n.op.Name(), fmt.Errorf("panic: %v", p))
 		}
 	}()
-	if n.def.Native == nil {
+	switch {
+	case n.def.Native == nil:
 		return located(n.name, n.op.Name(), errors.New("no native body is registered"))
+	case len(together) > 1:
+		err = n.def.Together(together)
+	default:
+		err = n.def.Native(c)
 	}
-	if err := n.def.Native(c); err != nil {
+	if err != nil {
 		return located(n.scope, n.op.Name(), err)
 	}
 	return nil

@@ -53,6 +53,12 @@ type Def struct {
 	// Native is the body in Go.
 	Native func(c *Call) error
 
+	// Together runs calls of the op that follow each other in a plan and have one
+	// first input, in one go: no call reads or writes what another writes. Nil:
+	// one by one. A body that cannot take some calls together runs them so. Not for
+	// ops that write to an input.
+	Together func(calls []Call) error
+
 	// FLOPs counts the floating-point operations of one run; nil: one for
 	// each element of the results.
 	FLOPs func(op Op, in, out []Type) int64

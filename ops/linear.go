@@ -11,10 +11,11 @@ import (
 
 func init() {
 	graph.Register(graph.Def{
-		Name:   "linear",
-		Doc:    "y = x w^T + b",
-		Native: floats(linear[float32], linear[float64]),
-		FLOPs:  func(_ graph.Op, in, out []graph.Type) int64 { return 2 * int64(out[0].Size()) * int64(last(in[0])) },
+		Name:     "linear",
+		Doc:      "y = x w^T + b",
+		Native:   floats(linear[float32], linear[float64]),
+		Together: linearTogether,
+		FLOPs:    func(_ graph.Op, in, out []graph.Type) int64 { return 2 * int64(out[0].Size()) * int64(last(in[0])) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
 			dy := g.Out(0)
 			o := g.Op.(LinearOp)
@@ -123,6 +124,38 @@ func linear[T native.Float](c *graph.Call) error {
 	}
 	native.Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2),
 		rows(x.Type), w.Shape[0], w.Shape[1])
+	return nil
+}
+
+// linearTogether runs linears of one x in one launch where all weights are read
+// as they are stored: of a few rows each is too short for several workers.
+func linearTogether(calls []graph.Call) error {
+	var ps [4]native.CodedLinear
+	x := calls[0].In[0]
+	m, k := rows(x.Type), last(x.Type)
+	together := len(calls) <= len(ps) && m <= native.CodedFew
+	for i := 0; i < len(calls) && together; i++ {
+		c := &calls[i]
+		w, o := c.In[1], c.Op.(LinearOp)
+		var mem []byte
+		var coding Coding
+		if mem, coding, together = coded(w, o.Coding); together {
+			ps[i] = native.CodedLinear{Y: graph.Data[float32](c.Out[0]), W: mem, Bias: data[float32](c.In, 2), Coding: coding, Rows: o.Rows, N: w.Shape[0]}
+		}
+	}
+	if together {
+		native.LinearsCoded(graph.Data[float32](x), m, k, ps[:len(calls)])
+		return nil
+	}
+	for i := range calls {
+		body := linear[float32]
+		if x.DType == dtype.Float64 {
+			body = linear[float64]
+		}
+		if err := body(&calls[i]); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

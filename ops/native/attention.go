@@ -244,8 +244,8 @@ func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 	case tile < 0 && (n == 1 || split >= n), tile >= 0 && n > 1:
 		return
 	case tile < 0 && f.decodes(s):
-		if w.hk == 0 { // for all heads
-			f.decode(s, split)
+		if n := f.cut(s); w.hk == 0 && split < n { // for all heads
+			f.decode(s, apart(split, n))
 		}
 		return
 	case tile < 0:

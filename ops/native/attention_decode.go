@@ -33,6 +33,9 @@ func (f *attnForward[T]) splitKeys(s attnSeq) int {
 	return n
 }
 
+// apart orders n parts so that two workers, who take turns, each get neighbours.
+func apart(i, n int) int { return i/2 + i%2*((n+1)/2) }
+
 // decode computes a part of a sequence of one query for all its heads. The bits
 // do not depend on where the keys lie.
 func (f *attnForward[T]) decode(s attnSeq, split int) {

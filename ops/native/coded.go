@@ -73,7 +73,9 @@ func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m,
 	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, order: order, m: m, n: n, k: k, cols: tileCols[float32]()}
 	if a.streams() {
 		a.cols = streamCols(n)
-		linearStream.launch(ceilDiv(n, a.cols), a)
+		g := streamArgs{n: 1, units: ceilDiv(n, a.cols)}
+		g.of[0] = a
+		g.launch()
 		return
 	}
 	if m > gemmFew {
@@ -114,7 +116,6 @@ type codedArgs struct {
 
 var (
 	linearCoded     = newKernel(linearCodedUnit)
-	linearStream    = newKernel(linearStreamUnit)
 	linearCodedGrad = newKernel(linearCodedGradUnit)
 	embeddingCoded  = newKernel(embeddingCodedUnit)
 )

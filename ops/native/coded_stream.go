@@ -1,6 +1,9 @@
 package native
 
-import "unsafe"
+import (
+	"sync/atomic"
+	"unsafe"
+)
 
 // This file is the product of few rows with a stored weight, in tiles that read
 // the weight where it lies and widen it in registers. The bits are those of
@@ -38,11 +41,94 @@ func (a *codedArgs) streams() bool {
 // streamCols is the columns of a unit.
 func streamCols(n int) int { return codedTileCols * min(max(n/codedTileCols/64, 2), 16) }
 
-// linearStreamUnit computes columns of y, a multiple of codedTileCols.
-func linearStreamUnit(a *codedArgs, unit int) {
+// CodedLinear is one of the products of LinearsCoded: y[M,N] = x[M,K] w[N,K]^T +
+// bias[N], which may be nil, as LinearCoded has it.
+type CodedLinear struct {
+	Y      []float32
+	W      []byte
+	Bias   []float32
+	Coding Coding
+	Rows   Rows
+	N      int
+}
+
+// CodedFew is the most rows of x for which LinearsCoded is better than one
+// LinearCoded after the other.
+const CodedFew = gemmFew
+
+// LinearsCoded computes several LinearCoded of one x.
+func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
+	var g streamArgs
+	for len(ps) > 0 && g.n < len(g.of) {
+		p := &ps[0]
+		ps = ps[1:]
+		a := codedArgs{y: p.Y, x: x, w: p.W, bias: p.Bias, coding: p.Coding, order: p.Rows, m: m, n: p.N, k: k}
+		if !a.streams() {
+			LinearCoded(p.Y, x, p.W, p.Bias, p.Coding, p.Rows, m, p.N, k)
+			continue
+		}
+		a.cols = streamCols(a.n)
+		g.of[g.n] = a
+		g.n++
+		g.units += ceilDiv(a.n, a.cols)
+	}
+	g.launch()
+	if len(ps) > 0 {
+		LinearsCoded(x, m, k, ps)
+	}
+}
+
+// streamArgs are the products of one launch. Their units, one product after the
+// other, are cut into a lane for each worker, which goes through it from its
+// start, so that each core reads memory of its own in order; who is done helps in
+// the other lanes.
+type streamArgs struct {
+	of           [4]codedArgs
+	n            int
+	units, lanes int
+	next         [streamLanes]int64 // units of each lane that are taken
+}
+
+// streamLanes is the most lanes.
+const streamLanes = 16
+
+var linearStream = newKernel(linearStreamLane)
+
+func (g *streamArgs) launch() {
+	g.lanes = min(Workers(), g.units, streamLanes)
+	linearStream.launch(g.lanes, *g)
+}
+
+func linearStreamLane(g *streamArgs, lane int) {
+	for i := range g.lanes {
+		l := (lane + i) % g.lanes
+		start, end := l*g.units/g.lanes, (l+1)*g.units/g.lanes
+		for {
+			unit := start + int(atomic.AddInt64(&g.next[l], 1)) - 1
+			if unit >= end {
+				break
+			}
+			g.unit(unit)
+		}
+	}
+}
+
+func (g *streamArgs) unit(unit int) {
+	for i := range g.n {
+		a := &g.of[i]
+		units := ceilDiv(a.n, a.cols)
+		if unit < units {
+			a.stream(unit)
+			return
+		}
+		unit -= units
+	}
+}
+
+// stream computes columns of y.
+func (a *codedArgs) stream(unit int) {
 	row := a.coding.Bytes(a.k)
 	end := min((unit+1)*a.cols, a.n)
-	after := (unit + Workers()) * a.cols // what this worker will be given next, if all are as fast
 	for j := unit * a.cols; j < end; j += codedTileCols {
 		if end-j < codedTileCols {
 			a.widened(j, end-j)
@@ -59,7 +145,7 @@ func linearStreamUnit(a *codedArgs, unit int) {
 			t.s = unsafe.Pointer(&a.bias[j])
 		}
 		t.y, t.ldy = unsafe.Pointer(&a.y[j]), a.n*4
-		t.fetch(a, j, end, after)
+		t.fetch(a, j)
 		t.stream(a.coding)
 	}
 }
@@ -69,13 +155,10 @@ func linearStreamUnit(a *codedArgs, unit int) {
 // cache. Of a larger one the next 512 of k are fetched.
 const streamLinear = 20 << 10
 
-// fetch says what is fetched during the tile at column j of a unit up to end.
-func (t *codedTile) fetch(a *codedArgs, j, end, after int) {
+// fetch says what is fetched during the tile at column j.
+func (t *codedTile) fetch(a *codedArgs, j int) {
 	t.next = t.w
-	if j += codedTileCols; j >= end {
-		j = after
-	}
-	if j+codedTileCols <= a.n {
+	if j += codedTileCols; j+codedTileCols <= a.n {
 		t.next = unsafe.Pointer(&a.w[a.order.at(j)*a.coding.Bytes(a.k)])
 	}
 	t.ahead, t.step = t.next, t.ldw

@@ -165,6 +165,76 @@ func TestCodedWeightsGiveTheBitsOfWideOnes(t *testing.T) {
 	}
 }
 
+// TestStreamedOddNumbers holds NaN, infinite, subnormal and signed zero weights and
+// activations in a few rows to the bits of wide weights.
+func TestStreamedOddNumbers(t *testing.T) {
+	const n, k = 48, 320
+	r := rand.New(rand.NewPCG(9, 9))
+	for _, c := range []Coding{CodedBF16, CodedF16} {
+		for m := 1; m <= gemmFew; m++ {
+			w := make([]byte, c.Bytes(n*k))
+			for i := range w {
+				w[i] = byte(r.Uint32())
+			}
+			x := make([]float32, m*k)
+			for i := range x {
+				x[i] = math.Float32frombits(r.Uint32())
+			}
+			for i := range n / 2 { // rows that are finite, others are NaN before long
+				for j := range k {
+					binary.LittleEndian.PutUint16(w[c.Bytes(i*k+j):], uint16(r.IntN(8))|uint16(r.IntN(2))<<15)
+				}
+			}
+			wide := make([]float32, n*k)
+			c.widen(wide, w)
+			want, got := make([]float32, m*n), make([]float32, m*n)
+			Linear(want, x, wide, nil, m, n, k)
+			LinearCoded(got, x, w, nil, c, 0, m, n, k)
+			for i, v := range want {
+				if v != v { // one NaN is as good as another
+					want[i], got[i] = 0, got[i]-got[i]
+					require.True(t, got[i] != got[i], "%d", i)
+					got[i] = 0
+				}
+			}
+			requireSameBits(t, want, got)
+		}
+	}
+}
+
+// TestLinearsTogether are each as it is alone.
+func TestLinearsTogether(t *testing.T) {
+	defer SetWorkers(0)
+	const m, k = 2, 96
+	r := rand.New(rand.NewPCG(2, 3))
+	x := make([]float32, m*k)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	var ps []CodedLinear
+	var want [][]float32
+	for i, n := range []int{64, 50, 700, 16, 33, 48} {
+		p := CodedLinear{Coding: []Coding{CodedBF16, CodedF16, CodedQ8_0}[i%3], N: n, Y: make([]float32, m*n)}
+		p.W = randomCoded(r, p.Coding, n*k)
+		if i%2 == 0 {
+			p.Bias = make([]float32, n)
+			p.Bias[n-1] = 3
+		}
+		ps, want = append(ps, p), append(want, make([]float32, m*n))
+		LinearCoded(want[i], x, p.W, p.Bias, p.Coding, 0, m, n, k)
+	}
+	for _, workers := range []int{1, 2, 7} {
+		SetWorkers(workers)
+		for _, p := range ps {
+			fill(p.Y, float32(math.NaN()))
+		}
+		LinearsCoded(x, m, k, ps)
+		for i, p := range ps {
+			require.Equal(t, want[i], p.Y)
+		}
+	}
+}
+
 // TestRowsOfHeads reads a weight whose rows lie as GGUF has them.
 func TestRowsOfHeads(t *testing.T) {
 	const heads, d, k, m = 3, 10, 32, 5

@@ -119,6 +119,12 @@ func pagedCases() map[string]pagedCase {
 	a = heads(4, 2, 8, 8)
 	a.Window, a.Sinks = 100, []float64{0, 1, 2, -1}
 	add("long caches, window, sinks", a, 1, []int32{1, 40, 1}, []int32{1300, 1025, 2})
+	// One token of heads that decode takes, beside requests that it does not.
+	add("decode, heads of 64", heads(9, 3, 64, 64), 16, []int32{1, 1, 1, 2, 1, 1}, []int32{65, 600, 1101, 300, 64, 3})
+	add("decode, pages of 1", heads(5, 1, 32, 128), 1, []int32{1, 1}, []int32{1050, 67})
+	a = heads(4, 1, 16, 64)
+	a.Window, a.Softcap, a.Sinks = 90, 3, []float64{0, 1, 2, -1}
+	add("decode, window, softcap, sinks", a, 2, []int32{1, 1, 1}, []int32{1300, 91, 70})
 	add("more queries than keys", heads(2, 1, 8, 8), 4, []int32{5, 1}, []int32{2, 4})
 	return cases
 }
