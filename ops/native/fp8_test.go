@@ -40,7 +40,7 @@ func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
 		for i, v := range x {
 			want[i] = o.encode(v)
 		}
-		kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+		kernelsUpTo(t, amxKernel, func(t *testing.T) {
 			got := optest.Guard[byte](len(x))
 			FP8Quantize(got.Data, nil, x, []float32{1}, FP8PerTensor(1, len(x)), o.f)
 			optest.CheckGuards(t, "codes", got)
@@ -259,7 +259,7 @@ func TestFP8MatMulMatchesOracle(t *testing.T) {
 		want := optest.FP8MatMul(qa, qb, bias, m, n, k, transA, transB)
 		name := fmt.Sprintf("%d: %dx%dx%d %+v %+v", i, m, n, k, a.FP8Blocks, b.FP8Blocks)
 		var first []float32
-		kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+		kernelsUpTo(t, amxKernel, func(t *testing.T) {
 			c := eachWorkers(t, func() []float32 {
 				c := optest.Guard[float32](m * n)
 				FP8MatMul(c.Data, a, b, bias32, m, n, k, transA, transB)
@@ -270,6 +270,9 @@ func TestFP8MatMulMatchesOracle(t *testing.T) {
 			worst = max(worst, optest.RequireClose(t, name, c, want, optest.Float32, 12).RMS/float64(optest.Float32))
 			if first == nil {
 				first = c
+			}
+			if gemmKernel == amxKernel {
+				return // another order of the sum
 			}
 			requireSameBits(t, first, c) // products are exact: it makes no difference whether they are fused
 		})

@@ -54,11 +54,17 @@ func gemmAdd[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int,
 func (g *gemmArgs[T]) compute() {
 	m, n, k := g.m, g.n, g.k
 	if m*n*max(k, 1) <= gemmSmall {
+		g.launchWords()
 		g.serial()
 		return
 	}
-	g.mBlocks = ceilDiv(m, gemmMC)
+	g.mc = gemmMC
+	if g.pairs && gemmKernel == amxKernel {
+		g.mc = 2 * amxRows
+	}
+	g.mBlocks = ceilDiv(m, g.mc)
 	if g.mBlocks == 1 {
+		g.launchWords()
 		g.streamB()
 		return
 	}
@@ -70,8 +76,16 @@ func (g *gemmArgs[T]) compute() {
 		g.k0, g.kEnd = p, min(p+gemmSpan, k)
 		g.packed = takeScratch[T]((g.kEnd - p) * width)
 		launchGemmPack(g)
+		g.words.units = 0
 		launchGemm(g)
 		giveScratch(g.packed)
+	}
+}
+
+// launchWords makes A where it is to be made.
+func (g *gemmArgs[T]) launchWords() {
+	if g.words.units > 0 {
+		pairWords.launch(g.words.units, g.words)
 	}
 }
 
@@ -131,7 +145,10 @@ type gemmOperands[T Float] struct {
 
 // pass is the length of k in one pass, in elements.
 func (g *gemmOperands[T]) pass() int {
-	if g.pairs {
+	switch {
+	case g.pairs && gemmKernel == amxKernel:
+		return amxPass
+	case g.pairs:
 		return gemmKC / 2
 	}
 	return gemmKC
@@ -144,7 +161,8 @@ type gemmArgs[T Float] struct {
 	packed   []T // rows k0..kEnd of op(B) as panels [kc, nr], or nil
 	packedA  []T // all of op(A) as packA leaves it, a block for each pass, or nil
 	mBlocks  int
-	nc       int
+	mc, nc   int      // rows and columns of a unit
+	words    pairArgs // what makes A of words, where it is to be made; no units: it is there
 }
 
 var (
@@ -161,11 +179,16 @@ func launchGemm[T Float](g *gemmArgs[T]) {
 
 func launchGemmPack[T Float](g *gemmArgs[T]) {
 	k := pick[gemmArgs[T]](gemmPack32, gemmPack64)
-	k.launch(ceilDiv(g.n, gemmPackCols), *g)
+	k.launch(g.words.units+ceilDiv(g.n, gemmPackCols), *g)
 }
 
-// gemmPackUnit packs gemmPackCols columns of op(B).
+// gemmPackUnit makes a part of A, or packs gemmPackCols columns of op(B).
 func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
+	if i < g.words.units {
+		pairWordsUnit(&g.words, i)
+		return
+	}
+	i -= g.words.units
 	nr, kc := tileCols[T](), g.kEnd-g.k0
 	end := min((i+1)*gemmPackCols, g.n)
 	for j := i * gemmPackCols; j < end; j += nr {
@@ -176,8 +199,8 @@ func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
 // gemmUnit computes one block of gemmMC rows and nc columns of C.
 func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	nr := tileCols[T]()
-	i0 := unit % g.mBlocks * gemmMC
-	i1 := min(i0+gemmMC, g.m)
+	i0 := unit % g.mBlocks * g.mc
+	i1 := min(i0+g.mc, g.m)
 	j0 := unit / g.mBlocks * g.nc
 	j1 := min(j0+g.nc, g.n)
 	t := g.firstPass()
@@ -190,7 +213,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		aPacked = takeScratch[T](gemmABlock)
 	}
 	if g.packed == nil {
-		panel = takeScratch[T](gemmKC * nr)
+		panel = takeScratch[T](max(gemmKC, g.pass()) * nr)
 	}
 	for p := g.k0; p < g.kEnd || p == g.k0; p += g.pass() {
 		kc := min(g.pass(), g.kEnd-p)
@@ -216,20 +239,14 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 			default:
 				g.packB(panel, p, kc, j, cols, nr)
 			}
-			for i := i0; i < i1; {
-				rows := t.rows(i1 - i)
-				var a []T
-				rsa, csa := gemmAStride, 1
-				switch {
-				case aPacked == nil:
-					a, rsa, csa = g.rowsA(i, p, kc)
-				case g.transA:
-					a, rsa, csa = aPacked[(i-i0)*kc:], 1, rows
-				default:
-					a = aPacked[(i-i0)*gemmAStride:]
-				}
-				t.run(rows, cols, a, rsa, csa, b, rsb, i, j)
-				i += rows
+			switch {
+			case aPacked == nil:
+				a, rsa, csa := g.rowsA(i0, p, kc)
+				t.column(i0, i1, cols, a, rsa, csa, rsa, b, rsb, j)
+			case g.transA:
+				t.column(i0, i1, cols, aPacked, 1, 0, kc, b, rsb, j)
+			default:
+				t.column(i0, i1, cols, aPacked, gemmAStride, 1, gemmAStride, b, rsb, j)
 			}
 		}
 		t.nextPass()
@@ -351,19 +368,15 @@ func (g *gemmOperands[T]) serial() {
 				b, rsb = g.b[j*g.ldb+p:], g.ldb
 			case g.pairs || g.transB || cols < nr && !tileMasks[T]():
 				if panel == nil {
-					panel = takeScratch[T](gemmKC * nr)
+					panel = takeScratch[T](max(gemmKC, g.pass()) * nr)
 				}
 				g.packB(panel, p, kc, j, cols, nr)
 				b = panel
 			default:
 				b, rsb = g.b[p*g.ldb+j:], g.ldb
 			}
-			for i := 0; i < g.m; {
-				rows := t.rows(g.m - i)
-				a, rsa, csa := g.rowsA(i, p, kc)
-				t.run(rows, cols, a, rsa, csa, b, rsb, i, j)
-				i += rows
-			}
+			a, rsa, csa := g.rowsA(0, p, kc)
+			t.column(0, g.m, cols, a, rsa, csa, rsa, b, rsb, j)
 		}
 		t.nextPass()
 	}
@@ -388,6 +401,9 @@ func (t *tilePass[T]) rows(left int) int {
 	if t.stream {
 		return left
 	}
+	if t.pairs && gemmKernel == amxKernel {
+		return left
+	}
 	return tileRows[T](left)
 }
 
@@ -404,19 +420,24 @@ func (g *gemmOperands[T]) firstPass() tilePass[T] {
 
 func (t *tilePass[T]) nextPass() { t.beta, t.s, t.lds = 1, t.c, t.ldc }
 
-// run computes the tile of rows x cols at (i, j) of C.
-func (t *tilePass[T]) run(rows, cols int, a []T, rsa, csa int, b []T, rsb, i, j int) {
+// column computes rows i..end of C, cols columns from j on, a tile at a time.
+// Row r of op(A) is at a[(r-i)*step], with the strides rsa and csa inside a tile;
+// csa = 0 stands for the height of the tile.
+func (t *tilePass[T]) column(i, end, cols int, a []T, rsa, csa, step int, b []T, rsb, j int) {
 	c := t.c[i*t.ldc+j:]
 	var s []T
 	if t.beta != 0 {
 		s = t.s[i*t.lds+j:]
+	}
+	if t.k == 0 {
+		step = 0
 	}
 	if unsafe.Sizeof(t.alpha) == 4 && gemmKernel != portableKernel {
 		// Field by field: a literal is copied in 16-byte pieces, and a load of
 		// two fresh 8-byte stores waits until the last tile has left the store
 		// queue.
 		var args tileArgs
-		args.rows, args.cols, args.k = rows, cols, t.k
+		args.cols, args.k = cols, t.k
 		args.a, args.rsa, args.csa = unsafe.Pointer(unsafe.SliceData(a)), rsa*4, csa*4
 		args.b, args.rsb = unsafe.Pointer(unsafe.SliceData(b)), rsb*4
 		args.s, args.lds = unsafe.Pointer(unsafe.SliceData(s)), t.lds*4
@@ -425,17 +446,47 @@ func (t *tilePass[T]) run(rows, cols int, a []T, rsa, csa int, b []T, rsb, i, j 
 		if t.fetch > 0 {
 			args.next = unsafe.Pointer(&c[t.fetch])
 		}
-		switch {
-		case t.stream:
-			args.stream()
-		case t.pairs:
-			args.runPairs()
-		default:
-			args.run()
+		for {
+			rows := t.rows(end - i)
+			args.rows = rows
+			if csa == 0 {
+				args.csa = rows * 4
+			}
+			switch {
+			case t.stream:
+				args.stream()
+			case t.pairs:
+				args.runPairs()
+			default:
+				args.run()
+			}
+			if i += rows; i >= end {
+				return
+			}
+			args.a = unsafe.Add(args.a, rows*step*4)
+			args.c = unsafe.Add(args.c, rows*args.ldc)
+			if args.s != nil {
+				args.s = unsafe.Add(args.s, rows*args.lds)
+			}
+			if args.next != nil {
+				args.next = unsafe.Add(args.next, rows*args.ldc)
+			}
 		}
-		return
 	}
-	tilePortable(rows, cols, t.k, a, rsa, csa, b, rsb, t.alpha, t.beta, s, t.lds, c, t.ldc)
+	for i < end {
+		rows := t.rows(end - i)
+		across := csa
+		if csa == 0 {
+			across = rows
+		}
+		tilePortable(rows, cols, t.k, a, rsa, across, b, rsb, t.alpha, t.beta, s, t.lds, c, t.ldc)
+		if i += rows; i < end {
+			a, c = a[rows*step:], c[rows*t.ldc:]
+			if s != nil {
+				s = s[rows*t.lds:]
+			}
+		}
+	}
 }
 
 // tileArgs are the arguments of an assembly tile; strides are in bytes. The

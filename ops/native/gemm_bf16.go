@@ -9,13 +9,13 @@ import "unsafe"
 // words once, B while its panels are packed.
 //
 // The product of two bf16 is exact in float32, so a chain has the bits of Gemm's
-// on the rounded operands, in every kernel set; but subnormal operands, and sums
-// that become subnormal on the way, count as zero.
+// on the rounded operands, in every kernel set but AMX; subnormal operands, and
+// sums that become subnormal on the way, count as zero.
 
 // multipliesPairs says that gemmBF16 can run.
 func multipliesPairs[T Float]() bool {
 	var z T
-	return unsafe.Sizeof(z) == 4 && gemmKernel == bf16Kernel
+	return unsafe.Sizeof(z) == 4 && gemmKernel >= bf16Kernel
 }
 
 // gemmBF16 computes C = alpha op(A) op(B) + beta S as gemmAdd does, with A and B
@@ -25,24 +25,29 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 		return
 	}
 	words := ceilDiv(k, 2)
+	amx := gemmKernel == amxKernel
+	if amx {
+		words = ceilDiv(words, amxWords) * amxWords
+	}
 	b.k = k
 	g := gemmArgs[float32]{
 		gemmOperands: gemmOperands[float32]{
-			transA: transA, transB: transB, m: m, n: n, k: words,
+			transA: transA && !amx, transB: transB, m: m, n: n, k: words,
 			alpha: alpha, beta: beta, s: s, lds: lds, c: c, ldc: ldc, pairs: true, source: b,
 		},
 	}
-	w := pairArgs{src: a, turned: transA, m: m, k: k}
-	if transA {
+	w := pairArgs{src: a, turned: transA, rows: !g.transA, m: m, k: k, words: words, units: ceilDiv(words, pairUnit)}
+	if w.rows {
+		w.ldd = words | 16 // not a power of two, so rows spread over the cache sets
+		w.dst = takeScratch[float32]((ceilDiv(m, amxRows) + 1) * amxRows * w.ldd)
+		if !transA {
+			w.units = ceilDiv(m, pairUnit)
+		}
+	} else {
 		w.ldd = ceilDiv(m, pairCols)*pairCols + 16
 		w.dst = takeScratch[float32](words * w.ldd)
-		pairWords.launch(ceilDiv(words, pairUnit), w)
-	} else {
-		w.ldd = words | 16 // not a power of two, so rows spread over the cache sets
-		w.dst = takeScratch[float32](m * w.ldd)
-		pairWords.launch(ceilDiv(m, pairUnit), w)
 	}
-	g.a, g.lda = w.dst, w.ldd
+	g.a, g.lda, g.words = w.dst, w.ldd, w
 	g.compute()
 	giveScratch(w.dst)
 }
@@ -50,16 +55,21 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 const (
 	pairCols = 32 // columns that the assembly pairs at a time
 	pairUnit = 16 // rows of words in a unit
+	amxRows  = 32 // of four AMX tiles; they read whole blocks of 16 rows and amxWords words
+	amxWords = 16
+	amxPass  = 128 // words of a pass
 )
 
-// pairArgs turn op(A) [m,k] into words: rows of words, or of a transposed A
-// columns.
+// pairArgs turn op(A) [m,k] into words: rows of words, or columns.
 type pairArgs struct {
 	dst    []float32
 	ldd    int
 	src    pairSource
-	turned bool
+	turned bool // A is stored [k,m]
+	rows   bool // of words, with zeros up to words
 	m, k   int
+	words  int
+	units  int
 }
 
 var pairWords = newKernel(pairWordsUnit)
@@ -68,16 +78,27 @@ func pairWordsUnit(a *pairArgs, unit int) {
 	if a.k == 0 {
 		return
 	}
-	if !a.turned {
-		for i := unit * pairUnit; i < min((unit+1)*pairUnit, a.m); i++ {
-			a.src.row(a.dst[i*a.ldd:], i*a.src.ld, a.k)
-		}
-		return
-	}
-	p := unit * pairUnit
+	p := unit * pairUnit // the first word, where A is turned
 	rows := min(2*pairUnit, a.k-2*p)
-	for j := 0; j < a.m; j += pairCols {
-		a.src.rows(a.dst[p*a.ldd+j:], a.ldd, 2*p*a.src.ld+j, rows, min(pairCols, a.m-j))
+	switch {
+	case !a.turned:
+		for i := p; i < min(p+pairUnit, a.m); i++ {
+			d := a.dst[i*a.ldd:][:a.words]
+			a.src.row(d, i*a.src.ld, a.k)
+			clear(d[ceilDiv(a.k, 2):])
+		}
+	case a.rows:
+		block := takeScratch[float32](pairUnit * pairCols)
+		clear(block[ceilDiv(rows, 2)*pairCols:])
+		for j := 0; j < a.m; j += pairCols {
+			a.src.rows(block, pairCols, 2*p*a.src.ld+j, rows, min(pairCols, a.m-j))
+			transposeBlocks(unsafe.Pointer(&a.dst[j*a.ldd+p]), a.ldd*4, unsafe.Pointer(&block[0]), pairCols*4, pairCols/pairUnit)
+		}
+		giveScratch(block)
+	default:
+		for j := 0; j < a.m; j += pairCols {
+			a.src.rows(a.dst[p*a.ldd+j:], a.ldd, 2*p*a.src.ld+j, rows, min(pairCols, a.m-j))
+		}
 	}
 }
 
@@ -109,17 +130,20 @@ func (s *pairSource) rows(dst []float32, ldd, at, rows, cols int) {
 }
 
 // pack writes words p..p+kc of columns j..j+cols into a panel [kc, nr] and fills
-// the columns beyond with zeros.
+// what is beyond with zeros.
 func (s *pairSource) pack(panel []float32, turned bool, p, kc, j, cols, nr int) {
 	n := min(2*kc, s.k-2*p)
+	words := ceilDiv(n, 2)
 	if !turned {
 		s.rows(panel, nr, 2*p*s.ld+j, n, cols)
+		clear(panel[words*nr : kc*nr])
 		return
 	}
 	ld := kc | 16
 	rows := takeScratch[float32](cols * ld)
 	for i := range cols {
 		s.row(rows[i*ld:], (j+i)*s.ld+2*p, n)
+		clear(rows[i*ld+words : i*ld+kc])
 	}
 	packTransposed(panel, rows, ld, kc, cols, nr)
 	giveScratch(rows)

@@ -26,6 +26,25 @@ func bf16Chain(a, b []float32) (chain float32, exact float64) {
 	return chain, exact
 }
 
+// amxChain is bf16Chain for the AMX tile: 32 neighbours along k in two chains,
+// whose sum is added to that of a pass.
+func amxChain(a, b []float32) (chain float32, exact float64) {
+	const pass = 2 * amxPass
+	for p := 0; p < len(a); p += pass {
+		part := float32(0)
+		for q := p; q < min(p+pass, len(a)); q += 2 * amxWords {
+			var half [2]float32
+			for i := q; i < min(q+2*amxWords, len(a)); i++ {
+				half[i%2] = flush32(float32(math.FMA(float64(a[i]), float64(b[i]), float64(half[i%2]))))
+				exact += float64(a[i]) * float64(b[i])
+			}
+			part = flush32(part + flush32(half[0]+half[1]))
+		}
+		chain += part
+	}
+	return chain, exact
+}
+
 // flush32 is x, or a zero of its sign where x is subnormal.
 func flush32(x float32) float32 {
 	if math.Abs(float64(x)) < 0x1p-126 {
@@ -54,7 +73,7 @@ func storedBF16(x []float32) []uint16 {
 // float32 and as stored bf16, with float64 loops, and exactly with the chain
 // that the tile is said to be.
 func TestBF16ProductsAgainstLoops(t *testing.T) {
-	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, 8))
 		worst := 0.0
 		for _, c := range append(gemmCases, gemmCase{48, 31, 511}, gemmCase{100, 64, 258}, gemmCase{130, 290, 1}) {
@@ -63,7 +82,11 @@ func TestBF16ProductsAgainstLoops(t *testing.T) {
 			chains, exact := make([]float32, c.m*c.n), make([]float64, c.m*c.n)
 			for i := range chains {
 				x, w := ra[i/c.n*c.k:][:c.k], rb[i%c.n*c.k:][:c.k]
-				chains[i], exact[i] = bf16Chain(x, w)
+				if gemmKernel == amxKernel {
+					chains[i], exact[i] = amxChain(x, w)
+				} else {
+					chains[i], exact[i] = bf16Chain(x, w)
+				}
 			}
 			for trans := range 4 {
 				transA, transB := trans&1 != 0, trans&2 != 0
@@ -88,7 +111,7 @@ func TestBF16ProductsAgainstLoops(t *testing.T) {
 				requireSameBits(t, chains, got)
 				biased := nans[float32](c.m * c.n)
 				bf16Products(transA, transB, c.m, c.n, c.k, 0.5, sa, lda, sb, ldb, 1, s, 0, biased, c.n)
-				if c.k <= gemmKC {
+				if c.k <= gemmKC { // one pass
 					for i, v := range chains {
 						require.Equal(t, 0.5*v+s[i%c.n], biased[i], name)
 					}
@@ -106,16 +129,18 @@ func TestBF16ProductsAgainstLoops(t *testing.T) {
 }
 
 // TestBF16ChainsHaveTheBitsOfFloat32: a product on rounded operands is that of
-// Gemm, in every kernel set, and a row does not depend on the batch.
+// Gemm, in every kernel set but AMX, and a row does not depend on the batch.
 func TestBF16ChainsHaveTheBitsOfFloat32(t *testing.T) {
 	const m, n, k = 101, 150, 601
 	r := rand.New(rand.NewPCG(3, 4))
 	x, w := normals[float32](r, m*k), normals[float32](r, n*k)
 	var all []float32
-	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
 		y, want := make([]float32, m*n), make([]float32, m*n)
 		BF16Linear(y, x, w, nil, m, n, k)
-		if gemmKernel != portableKernel { // whose Go code may or may not fuse
+		if gemmKernel == amxKernel {
+			all = y
+		} else if gemmKernel != portableKernel { // whose Go code may or may not fuse
 			Gemm(false, true, m, n, k, 1, roundedBF16(x), k, roundedBF16(w), k, 0, want, n)
 			requireSameBits(t, want, y)
 		}
@@ -134,7 +159,7 @@ func TestBF16ChainsHaveTheBitsOfFloat32(t *testing.T) {
 // TestBF16SpecialValues: NaN and infinity as in the plain formula; subnormal
 // operands count as zero, and subnormal sums where the instruction is used.
 func TestBF16SpecialValues(t *testing.T) {
-	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
 		const m, n, k, i, j = 61, 40, 271, 37, 35
 		inf, nan, tiny := float32(math.Inf(1)), float32(math.NaN()), float32(0x1p-127)
 		for _, p := range []int{0, 1, 260, 261, 270} {
@@ -172,7 +197,7 @@ func TestBF16SpecialValues(t *testing.T) {
 		}
 		a, b, c := []float32{0x1p-100}, []float32{0x1p-40}, nans[float32](1)
 		bf16Products(false, true, 1, 1, 1, 1, a, 1, b, 1, 0, c, 1, c, 1)
-		if want := float32(0x1p-140); gemmKernel == bf16Kernel {
+		if want := float32(0x1p-140); multipliesPairs[float32]() {
 			require.Zero(t, c[0])
 		} else {
 			require.Equal(t, want, c[0])
@@ -182,7 +207,7 @@ func TestBF16SpecialValues(t *testing.T) {
 
 // TestBF16LinearStoredIsThatOfTheWidenedWeight, forward and gradient.
 func TestBF16LinearStoredIsThatOfTheWidenedWeight(t *testing.T) {
-	kernelsUpTo(t, bf16Kernel, func(t *testing.T) {
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
 		for _, s := range []struct{ m, n, k int }{{1, 33, 65}, {3, 64, 512}, {50, 70, 301}, {0, 3, 4}, {2, 5, 0}} {
 			r := rand.New(rand.NewPCG(uint64(s.m), 2))
 			x, dy, w, b := normals[float32](r, s.m*s.k), normals[float32](r, s.m*s.n), normals[float32](r, s.n*s.k), normals[float32](r, s.n)

@@ -10,18 +10,19 @@ const (
 	avx2Kernel            // AVX2 and FMA
 	avx512Kernel          // AVX-512 F, DQ, BW, VL
 	bf16Kernel            // and AVX-512 BF16, for products of bf16; the rest is avx512
+	amxKernel             // and AMX tiles, for the same
 )
 
 // gemmKernel is the kernel set in use, chosen once at start.
 var gemmKernel = chooseKernel()
 
-// GemmKernel names the kernel set in use: "avx512bf16", "avx512", "avx2" or
-// "portable". The best one that the CPU can run is chosen at start; the
+// GemmKernel names the kernel set in use: "amx", "avx512bf16", "avx512", "avx2"
+// or "portable". The best one that the CPU can run is chosen at start; the
 // environment variable SEAFAN_KERNELS names another one, and is ignored when
 // the CPU or the build cannot run it. Build tag purego leaves only "portable".
 func GemmKernel() string { return kernelNames[gemmKernel] }
 
-var kernelNames = [...]string{portableKernel: "portable", avx2Kernel: "avx2", avx512Kernel: "avx512", bf16Kernel: "avx512bf16"}
+var kernelNames = [...]string{portableKernel: "portable", avx2Kernel: "avx2", avx512Kernel: "avx512", bf16Kernel: "avx512bf16", amxKernel: "amx"}
 
 const (
 	portableRows = 2
@@ -35,7 +36,7 @@ func tileCols[T Float]() int {
 		return portableCols
 	}
 	switch gemmKernel {
-	case avx512Kernel, bf16Kernel:
+	case avx512Kernel, bf16Kernel, amxKernel:
 		return 32
 	case avx2Kernel:
 		return 16
@@ -49,7 +50,7 @@ func tileRows[T Float](left int) int {
 	full := portableRows
 	if unsafe.Sizeof(z) == 4 {
 		switch gemmKernel {
-		case avx512Kernel, bf16Kernel:
+		case avx512Kernel, bf16Kernel, amxKernel:
 			if left >= 12 {
 				return 12
 			}
@@ -74,7 +75,7 @@ func transposeEdge[T Float]() int {
 	var z T
 	if unsafe.Sizeof(z) == 4 {
 		switch gemmKernel {
-		case avx512Kernel, bf16Kernel:
+		case avx512Kernel, bf16Kernel, amxKernel:
 			return 16
 		case avx2Kernel:
 			return 8

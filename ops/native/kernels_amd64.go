@@ -19,6 +19,9 @@ func chooseKernel() int {
 			best = avx512Kernel
 			if cpu.X86.HasAVX512BF16 {
 				best = bf16Kernel
+				if cpu.X86.HasAMXTile && cpu.X86.HasAMXBF16 && requestTiles() {
+					best = amxKernel
+				}
 			}
 		}
 	}
@@ -100,8 +103,19 @@ func (t *tileArgs) stream() { streamAVX512(t) }
 //go:noescape
 func tileBF16(t *tileArgs)
 
+// tileAMX has a frame, for which the stack may grow and t move.
+//
+//go:noescape
+func tileAMX(t *tileArgs)
+
 // runPairs runs the tile on words of two bf16.
-func (t *tileArgs) runPairs() { tileBF16(t) }
+func (t *tileArgs) runPairs() {
+	if gemmKernel == amxKernel {
+		tileAMX(t)
+		return
+	}
+	tileBF16(t)
+}
 
 //go:noescape
 func pairRowBF16(dst, src *float32, n int)

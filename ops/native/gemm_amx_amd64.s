@@ -1,0 +1,211 @@
+//go:build amd64 && !purego
+
+#include "textflag.h"
+
+// The AMX tiles of bf16: C = alpha A B + beta S for any rows, 32 at a time, and up
+// to 32 columns, on words of two neighbours along k (gemm_bf16_amd64.s says how).
+//
+// A tile register holds 16 rows of 64 bytes: of A 16 rows of 16 words, of a
+// packed panel of B 16 words of k for 16 columns, of sums 16x16. TDPBF16PS adds
+// to 16x16 sums the products of 16 words: for each sum those of the upper halves
+// in one chain, those of the lower in another, both from zero in the order of k,
+// then one to the other and that to the sum; every step is rounded to nearest,
+// ties to even, and subnormal numbers count as zero.
+//
+// A has whole blocks of 16 rows (what is in the ones too many does not matter)
+// and B 32 columns; k is a multiple of 16 words, zeros beyond the operands.
+//
+// Bound: 16 cycles a TDPBF16PS, 1024 flop a cycle; with 32 rows a step is four of
+// them against four loads of 8 cycles: measured, 190 ns for the 128 words of a
+// pass from L1. The end, through the stack, takes 70 ns, and the configuration
+// with its release 85 ns: once a call, which is why a call takes all rows of a unit.
+//
+//	tmm0..tmm3  sums: rows 0..15 of columns 0..15 and 16..31, then rows 16..31
+//	tmm4, tmm5  A, rows 0..15 and 16..31
+//	tmm6, tmm7  B, columns 0..15 and 16..31
+//	DI args, R10 rows left, R11 A, R12 C, R13 S, R14 what is to be fetched
+//	in the loop over k: SI A, DX A at row 16, CX rsa, BX B, AX rsb, R8 words left
+//	at the end: SI sums, 128 bytes a row, CX rows left, AX ldc, R9 lds
+//
+// The assembler knows none of the instructions. Their bytes are a VEX prefix
+// (C4 E2, then the second source inverted and the kind), an opcode and the
+// operands; SIB bytes are base + index.
+
+#define LDTILECFG_AX BYTE $0xC4; BYTE $0xE2; BYTE $0x78; BYTE $0x49; BYTE $0x00
+#define TILERELEASE  BYTE $0xC4; BYTE $0xE2; BYTE $0x78; BYTE $0x49; BYTE $0xC0
+#define TILEZERO(t)  BYTE $0xC4; BYTE $0xE2; BYTE $0x7B; BYTE $0x49; BYTE $(0xC0 + t*8)
+
+// TILELOAD loads tile t from the bytes of a SIB operand with an 8-bit offset.
+#define TILELOAD(t, sib, off) BYTE $0xC4; BYTE $0xE2; BYTE $0x7B; BYTE $0x4B; BYTE $(0x44 + t*8); BYTE $sib; BYTE $off
+#define TILESTORE(t, sib, off) BYTE $0xC4; BYTE $0xE2; BYTE $0x7A; BYTE $0x4B; BYTE $(0x44 + t*8); BYTE $sib; BYTE $off
+
+// TDPBF16(c, a, b) adds the products of tiles a and b to c.
+#define TDPBF16(c, a, b) BYTE $0xC4; BYTE $0xE2; BYTE $(0x7A - b*8); BYTE $0x5C; BYTE $(0xC0 + c*8 + a)
+
+#define SI_CX 0x0E
+#define DX_CX 0x0A
+#define BX_AX 0x03
+#define SI_AX 0x06
+#define DX_AX 0x02
+
+// func tileAMX(t *tileArgs)
+TEXT ·tileAMX(SB), 0, $4160-8
+	MOVQ t+0(FP), DI
+	LEAQ amxConfig<>(SB), AX
+	LDTILECFG_AX
+
+	// K1 and K2 from cols: the low 32 bits of (1 << cols) - 1.
+	MOVQ  8(DI), CX
+	MOVQ  $1, AX
+	SHLQ  CX, AX
+	DECQ  AX
+	KMOVW AX, K1
+	SHRQ  $16, AX
+	KMOVW AX, K2
+	MOVQ  0(DI), R10
+	MOVQ  24(DI), R11
+	MOVQ  64(DI), R13
+	MOVQ  80(DI), R12
+	MOVQ  104(DI), R14
+	VBROADCASTSS 96(DI), Z30
+	VBROADCASTSS 100(DI), Z31
+
+tile:
+	// What the unit writes later is fetched: 32 columns of these rows.
+	TESTQ R14, R14
+	JZ    fetched
+	MOVQ  $32, CX
+	CMPQ  R10, CX
+	CMOVQLT R10, CX
+	MOVQ  88(DI), AX
+
+fetch:
+	PREFETCHT0 (R14)
+	PREFETCHT0 64(R14)
+	ADDQ AX, R14
+	DECQ CX
+	JNZ  fetch
+
+fetched:
+	MOVQ R11, SI
+	MOVQ 32(DI), CX
+	MOVQ 48(DI), BX
+	MOVQ 56(DI), AX
+	MOVQ 16(DI), R8
+	MOVQ CX, DX
+	SHLQ $4, DX
+	ADDQ SI, DX
+	TILEZERO(0)
+	TILEZERO(1)
+	CMPQ R10, $16
+	JLE  rows16
+	TILEZERO(2)
+	TILEZERO(3)
+	SUBQ $16, R8
+	JLT  store32
+
+loop32:
+	TILELOAD(6, BX_AX, 0)
+	TILELOAD(4, SI_CX, 0)
+	TDPBF16(0, 4, 6)
+	TILELOAD(7, BX_AX, 64)
+	TDPBF16(1, 4, 7)
+	TILELOAD(5, DX_CX, 0)
+	TDPBF16(2, 5, 6)
+	TDPBF16(3, 5, 7)
+	ADDQ $64, SI
+	ADDQ $64, DX
+	ADDQ $2048, BX
+	SUBQ $16, R8
+	JGE  loop32
+
+store32:
+	LEAQ buf-4160(SP), SI
+	ADDQ $63, SI
+	ANDQ $~63, SI
+	LEAQ 2048(SI), DX
+	MOVQ $128, AX
+	TILESTORE(0, SI_AX, 0)
+	TILESTORE(1, SI_AX, 64)
+	TILESTORE(2, DX_AX, 0)
+	TILESTORE(3, DX_AX, 64)
+	JMP  end
+
+rows16:
+	SUBQ $16, R8
+	JLT  store16
+
+loop16:
+	TILELOAD(6, BX_AX, 0)
+	TILELOAD(4, SI_CX, 0)
+	TDPBF16(0, 4, 6)
+	TILELOAD(7, BX_AX, 64)
+	TDPBF16(1, 4, 7)
+	ADDQ $64, SI
+	ADDQ $2048, BX
+	SUBQ $16, R8
+	JGE  loop16
+
+store16:
+	LEAQ buf-4160(SP), SI
+	ADDQ $63, SI
+	ANDQ $~63, SI
+	MOVQ $128, AX
+	TILESTORE(0, SI_AX, 0)
+	TILESTORE(1, SI_AX, 64)
+
+end:
+	MOVQ  $32, CX
+	CMPQ  R10, CX
+	CMOVQLT R10, CX
+	MOVQ  88(DI), AX
+	TESTQ R13, R13
+	JZ    plain
+	MOVQ  72(DI), R9
+
+add:
+	VMULPS      (SI), Z30, Z0
+	VMULPS      64(SI), Z30, Z1
+	VMOVUPS.Z   (R13), K1, Z2
+	VMOVUPS.Z   64(R13), K2, Z3
+	VFMADD231PS Z2, Z31, Z0
+	VFMADD231PS Z3, Z31, Z1
+	VMOVUPS     Z0, K1, (R12)
+	VMOVUPS     Z1, K2, 64(R12)
+	ADDQ        $128, SI
+	ADDQ        AX, R12
+	ADDQ        R9, R13
+	DECQ        CX
+	JNZ         add
+	JMP         next
+
+plain:
+	VMULPS  (SI), Z30, Z0
+	VMULPS  64(SI), Z30, Z1
+	VMOVUPS Z0, K1, (R12)
+	VMOVUPS Z1, K2, 64(R12)
+	ADDQ    $128, SI
+	ADDQ    AX, R12
+	DECQ    CX
+	JNZ     plain
+
+next:
+	MOVQ 32(DI), CX
+	SHLQ $5, CX
+	ADDQ CX, R11
+	SUBQ $32, R10
+	JG   tile
+	TILERELEASE
+	VZEROUPPER
+	RET
+
+// amxConfig: palette 1, eight tiles of 16 rows of 64 bytes.
+DATA amxConfig<>+0(SB)/8, $1
+DATA amxConfig<>+8(SB)/8, $0
+DATA amxConfig<>+16(SB)/8, $0x0040004000400040
+DATA amxConfig<>+24(SB)/8, $0x0040004000400040
+DATA amxConfig<>+32(SB)/8, $0
+DATA amxConfig<>+40(SB)/8, $0
+DATA amxConfig<>+48(SB)/8, $0x1010101010101010
+DATA amxConfig<>+56(SB)/8, $0
+GLOBL amxConfig<>(SB), RODATA, $64
