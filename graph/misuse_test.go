@@ -128,7 +128,7 @@ func TestMisuseOfAPlanIsAnError(t *testing.T) {
 	plan, err = b.Plan(graph.Apply(scale{2}, b.Input("x", dtype.Float32, 1<<47)))
 	require.NoError(t, err)
 	_, err = plan.Native()
-	require.ErrorContains(t, err, "graph: Native: an arena of 1048576.00GiB and parameters of 0B cannot be had")
+	require.ErrorContains(t, err, "graph: Native: an arena of 1048576.00GiB ")
 }
 
 func TestASubstituteOfAnotherGraphIsRefused(t *testing.T) {

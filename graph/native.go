@@ -77,6 +77,9 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 			return nil, fmt.Errorf("graph: Native: %s", located(s.Node.name, s.Node.op.Name(), errors.New("no native body is registered")))
 		}
 	}
+	if err := CheckMemory("an arena", p.Arena); err != nil {
+		return nil, fmt.Errorf("graph: Native: %w", err)
+	}
 	r.arena = alignedBytes(p.Arena)
 	r.fillPoison()
 	for _, n := range p.nodes {

@@ -1,6 +1,9 @@
 package graph
 
 import (
+	"os"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -20,4 +23,20 @@ func adviseHugePages(b []byte) {
 	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (hugePage - 1)
 	whole := (len(b) - skip) &^ (hugePage - 1)
 	_ = unix.Madvise(b[skip:skip+whole], unix.MADV_HUGEPAGE)
+}
+
+// machineMemory is the memory of the machine, or what the process may have of
+// it; 0: not known.
+func machineMemory() int {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 0
+	}
+	all := int(info.Totalram+info.Totalswap) * int(info.Unit)
+	if raw, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil && n > 0 {
+			all = min(all, n)
+		}
+	}
+	return all
 }

@@ -4,3 +4,6 @@ package graph
 
 // adviseHugePages does nothing: only Linux has such a hint.
 func adviseHugePages([]byte) {}
+
+// machineMemory is not known.
+func machineMemory() int { return 0 }

@@ -31,7 +31,11 @@ func (p *Param) Tensor() Tensor {
 	p.memMu.Lock()
 	defer p.memMu.Unlock()
 	if p.mem == nil {
-		p.mem = alignedBytes(p.Type.Bytes())
+		if p.State {
+			p.mem = sparseBytes(p.Type.Bytes())
+		} else {
+			p.mem = alignedBytes(p.Type.Bytes())
+		}
 	}
 	return Tensor{p.Type, p.mem}
 }

@@ -109,11 +109,27 @@ func Data[E Element](t Tensor) []E {
 }
 
 func alignedBytes(n int) []byte {
+	b := sparseBytes(n)
+	adviseHugePages(b)
+	return b
+}
+
+// sparseBytes is alignedBytes for memory of which little may ever be written to:
+// pages of a cache.
+func sparseBytes(n int) []byte {
 	const align = 64
 	b := make([]byte, n+align)
-	adviseHugePages(b)
 	off := -int(uintptr(unsafe.Pointer(&b[0]))) & (align - 1)
 	return b[off : off+n : off+n]
+}
+
+// CheckMemory is an error for what cannot be held in the memory of this machine,
+// where that is known (on Linux): asking for it would end the process.
+func CheckMemory(what string, bytes int) error {
+	if have := machineMemory(); have > 0 && bytes > have {
+		return fmt.Errorf("%s of %s cannot be had: this machine has %s of memory", what, sizeText(bytes), sizeText(have))
+	}
+	return nil
 }
 
 // bytesOf is the memory of a slice that a caller feeds, with its element type.

@@ -163,6 +163,16 @@ func (c Config) Check() error {
 	case !(c.Scale >= 0) || math.IsInf(c.Scale, 0):
 		return fmt.Errorf("the scale of the scores must be 0 (1/sqrt(head_dim)) or above, got %g", c.Scale)
 	}
+	for _, x := range []struct {
+		name string
+		ids  []int32
+	}{{"bos_token_id", c.BOS}, {"eos_token_id", c.EOS}, {"pad_token_id", c.Pad}} {
+		for _, id := range x.ids {
+			if id < 0 || int(id) >= c.Vocab {
+				return fmt.Errorf("%s %d is outside the vocabulary of %d", x.name, id, c.Vocab)
+			}
+		}
+	}
 	if c.Experts != nil {
 		if err := c.Experts.check(c.Layers); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/seafan/seafan/ops/native"
 )
@@ -159,11 +160,15 @@ func (t tokenIDs) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]int32(t))
 }
 
+// idsOf leaves out -1, which some files have for none.
 func idsOf(t *tokenIDs) []int32 {
 	if t == nil {
 		return nil
 	}
-	return *t
+	if ids := slices.DeleteFunc(slices.Clone(*t), func(id int32) bool { return id == -1 }); len(ids) > 0 {
+		return ids
+	}
+	return nil
 }
 
 // config is what f says in the words of every type.

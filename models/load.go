@@ -231,6 +231,15 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			return report, fmt.Errorf("%s: %s", x.what, strings.Join(x.list, ", "))
 		}
 	}
+	if s.kept.wide {
+		bytes := 0
+		for _, p := range params {
+			bytes += p.Type.Size() * 4
+		}
+		if err := graph.CheckMemory("weights in float32", bytes); err != nil {
+			return report, err
+		}
+	}
 	for _, want := range params {
 		parts := from[want.Name]
 		if q := codes[parts[0].Name()]; q != nil && len(parts) == 1 && s.kept.codes(want.Name) {

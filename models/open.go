@@ -121,7 +121,9 @@ func (o *Opened) openGGUF(kept storage) error {
 // model too: a turn of a chat ends with a token of its own in some of them.
 func (o *Opened) addStops() {
 	for _, id := range o.Tokenizer.Special().Stop {
-		o.Config.addEOS(id)
+		if int(id) < o.Config.Vocab { // a tokenizer may have tokens that the model has not
+			o.Config.addEOS(id)
+		}
 	}
 }
 

@@ -296,6 +296,15 @@ func (m *Transformer) Init(seed uint64) error {
 	if err := m.Declare(); err != nil {
 		return err
 	}
+	bytes := 0
+	for _, p := range m.params.All() {
+		if !p.HasValue() {
+			bytes += p.Type.Bytes()
+		}
+	}
+	if err := graph.CheckMemory("weights", bytes); err != nil {
+		return fmt.Errorf("models: Init: %w", err)
+	}
 	unit := architectures[m.Config.Type].unitNorm
 	for _, p := range m.params.All() {
 		if p.HasValue() {
