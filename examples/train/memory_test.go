@@ -15,7 +15,7 @@ func TestWhatNoMemoryHoldsIsAnError(t *testing.T) {
 	text := textFile(t)
 	for want, flags := range map[string][]string{
 		"an arena of ": {"-batch", "5000000", "-context", "100"},
-		"weights of ":  {"-dim", "1048576", "-heads", "8192", "-context", "16"},
+		"weights of ":  {"-dim", "262144", "-heads", "2048", "-layers", "16", "-context", "16"},
 	} {
 		_, _, err := call(t, append([]string{"-text", text, "-out", filepath.Join(t.TempDir(), "out"), "-steps", "1"}, flags...)...)
 		require.ErrorContains(t, err, want)
