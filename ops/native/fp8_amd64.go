@@ -81,7 +81,8 @@ func fp8EncodeAVX512(codes *byte, x *float32, step float32, n int, f *fp8Format)
 //go:noescape
 func fp8DecodeAVX512(x *float32, codes *byte, n, format int, step float32)
 
-// fp8DecodeBF16 computes the values of codes in bf16; format as above.
-//
 //go:noescape
-func fp8DecodeBF16(x *uint16, codes *byte, n, format int)
+func pairRowCodes(dst *float32, src *byte, n int, f *fp8Words)
+
+//go:noescape
+func pairRowsCodes(dst *float32, ldd int, src *byte, lds, rows, cols int, f *fp8Words)

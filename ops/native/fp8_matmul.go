@@ -1,5 +1,7 @@
 package native
 
+import "math"
+
 // This file is the matrix product of 8-bit floats, emulated exactly: operands
 // are the values of the codes, sums are those of Gemm in the element type. The
 // values are exact in bf16 and products of them in float32, so where the CPU
@@ -41,18 +43,18 @@ func FP8TensorMatMul[T Float](c []T, a []byte, formatA FP8, stepA float32, b []b
 	bv.give()
 }
 
-// fp8Decoded holds the values of codes: in T, or in bf16 where that multiplies.
+// fp8Decoded holds the values of codes in T, or the codes themselves where words
+// of bf16 are made of them on the way.
 type fp8Decoded[T Float] struct {
 	wide   []T
-	stored []uint16
+	codes  []byte
+	format FP8
 }
 
 // takeDecoded decodes into scratch.
 func takeDecoded[T Float](codes []byte, f FP8) (d fp8Decoded[T]) {
 	if multipliesPairs[T]() {
-		d.stored = scratch16.take(len(codes))
-		fp8Stored.launch(ceilDiv(len(codes), fp8Unit), fp8StoredArgs{d.stored, codes, f})
-		return d
+		return fp8Decoded[T]{codes: codes, format: f}
 	}
 	d.wide = takeScratch[T](len(codes))
 	FP8Decode(d.wide, codes, f)
@@ -60,41 +62,53 @@ func takeDecoded[T Float](codes []byte, f FP8) (d fp8Decoded[T]) {
 }
 
 func (d fp8Decoded[T]) give() {
-	if d.stored != nil {
-		scratch16.give(d.stored)
-		return
+	if d.wide != nil {
+		giveScratch(d.wide)
 	}
-	giveScratch(d.wide)
 }
 
 // from is the values from at on.
 func (d fp8Decoded[T]) from(at int) fp8Decoded[T] {
-	if d.stored != nil {
-		return fp8Decoded[T]{stored: d.stored[at:]}
+	if d.wide != nil {
+		d.wide = d.wide[at:]
+		return d
 	}
-	return fp8Decoded[T]{wide: d.wide[at:]}
+	d.codes = d.codes[at:]
+	return d
 }
 
-var (
-	scratch16 scratch[uint16]
-	fp8Stored = newKernel(fp8StoredUnit)
-)
-
-type fp8StoredArgs struct {
-	x     []uint16
-	codes []byte
-	f     FP8
+// fp8Words are the constants of fp8_words_amd64.s, which knows the offsets.
+type fp8Words struct {
+	special [32]uint16 // 0: bf16 of the magnitudes that are no normal numbers, by their low 5 bits
+	bias    uint16     // 64: added to the moved magnitude
+	least   uint16     // 66: the least normal magnitude
+	normal  uint16     // 68: how many there are
+	move    uint64     // 72
+	code    uint16     // 80: the bits of a magnitude
+	sign    uint16     // 82
 }
 
-func fp8StoredUnit(a *fp8StoredArgs, i int) {
-	lo, hi := i*fp8Unit, min((i+1)*fp8Unit, len(a.codes))
-	fp8DecodeBF16(&a.x[lo], &a.codes[lo], hi-lo, int(a.f))
+var fp8WordsOf = [...]fp8Words{E4M3: newFP8Words(E4M3, 3, 7, 0x7F), E5M2: newFP8Words(E5M2, 2, 15, 0x7C)}
+
+// newFP8Words describes a format by the bits of its mantissa, the bias of its
+// exponent and the first magnitude beyond the normal ones.
+func newFP8Words(f FP8, mantissa, bias int, beyond uint16) fp8Words {
+	w := fp8Words{code: 0x7F, sign: 1 << 15, least: 1 << mantissa, normal: beyond - 1<<mantissa, move: uint64(7 - mantissa), bias: uint16(127-bias) << 7}
+	for v := uint16(0); v <= 0x7F; v++ {
+		if v < w.least || v >= beyond {
+			x := fp8Values[f][v]
+			if w.special[v&31] = uint16(math.Float32bits(x) >> 16); x != x {
+				w.special[v&31] = 0x7FC0
+			}
+		}
+	}
+	return w
 }
 
 // fp8Gemm is gemmAdd on decoded operands.
 func fp8Gemm[T Float](transA, transB bool, m, n, k int, alpha T, a fp8Decoded[T], lda int, b fp8Decoded[T], ldb int, beta T, s []T, lds int, c []T, ldc int) {
-	if a.stored != nil {
-		gemmBF16(transA, transB, m, n, k, float32(alpha), pairSource{stored: a.stored, ld: lda}, pairSource{stored: b.stored, ld: ldb},
+	if multipliesPairs[T]() {
+		gemmBF16(transA, transB, m, n, k, float32(alpha), pairSource{codes: a.codes, format: a.format, ld: lda}, pairSource{codes: b.codes, format: b.format, ld: ldb},
 			float32(beta), any(s).([]float32), lds, any(c).([]float32), ldc)
 		return
 	}

@@ -64,16 +64,7 @@ func TestF01_FP8CastsAreThoseOfDType(t *testing.T) {
 				all[c] = byte(c)
 			}
 			if multipliesPairs[float32]() {
-				for _, n := range []int{1, 17, 256} {
-					values := nans[float32](256)
-					FP8Decode(values, all, o.f)
-					stored := optest.Guard[uint16](n)
-					fp8DecodeBF16(&stored.Data[0], &all[256-n], n, int(o.f))
-					optest.CheckGuards(t, "bf16", stored)
-					for i, u := range stored.Data {
-						require.Equal(t, math.Float32bits(values[256-n+i]), uint32(u)<<16)
-					}
-				}
+				requireWordsOfCodes(t, all, o.f)
 			}
 			for _, n := range []int{1, 17, 256} {
 				values := optest.Guard[float32](n)
@@ -282,6 +273,50 @@ func TestFP8MatMulMatchesOracle(t *testing.T) {
 		optest.RequireClose(t, name, c.Data, want, optest.Float64, 64)
 	}
 	t.Logf("worst error of all: %.2f roundoffs", worst)
+}
+
+// requireWordsOfCodes holds rows and columns of words to the values of codes.
+func requireWordsOfCodes(t *testing.T, codes []byte, f FP8) {
+	t.Helper()
+	values := make([]float32, len(codes))
+	FP8Decode(values, codes, f)
+	requireHalf := func(code int, half uint32) {
+		want, got := values[code], math.Float32frombits(half<<16)
+		require.Truef(t, math.Float32bits(want) == half<<16 || want != want && got != got, "code %#x: %v, want %v", codes[code], got, want)
+	}
+	for _, n := range []int{1, 2, 17, 31, 32, 33, 64, 95, 256} {
+		words := optest.Guard[float32]((n + 1) / 2)
+		from := len(codes) - n
+		pairRowCodes(&words.Data[0], &codes[from], n, &fp8WordsOf[f])
+		optest.CheckGuards(t, "row", words)
+		for i := range n + n%2 {
+			half := math.Float32bits(words.Data[i/2])
+			if i%2 == 0 {
+				half >>= 16
+			}
+			if i == n {
+				require.Zero(t, half&0xFFFF)
+				continue
+			}
+			requireHalf(from+i, half&0xFFFF)
+		}
+	}
+	for _, s := range []struct{ rows, cols, ld int }{{1, 1, 1}, {2, 5, 40}, {7, 32, 36}, {8, 31, 31}, {3, 17, 100}} {
+		words := optest.Guard[float32]((s.rows + 1) / 2 * 32)
+		from := len(codes) - (s.rows-1)*s.ld - s.cols
+		pairRowsCodes(&words.Data[0], 128, &codes[from], s.ld, s.rows, s.cols, &fp8WordsOf[f])
+		optest.CheckGuards(t, "rows", words)
+		for i, word := range words.Data {
+			p, j, bits := i/32*2, i%32, math.Float32bits(word)
+			for h, half := range []uint32{bits >> 16, bits & 0xFFFF} {
+				if p+h >= s.rows || j >= s.cols {
+					require.Zero(t, half)
+					continue
+				}
+				requireHalf(from+(p+h)*s.ld+j, half)
+			}
+		}
+	}
 }
 
 // TestF06_FP8MatMulOfAnyAlignment: forward and both gradients of the shapes of

@@ -102,31 +102,40 @@ func pairWordsUnit(a *pairArgs, unit int) {
 	}
 }
 
-// pairSource is an operand as it lies: float32, or bf16 as it is stored.
+// pairSource is an operand as it lies: float32, or bf16 as it is stored, or the
+// codes of 8-bit floats.
 type pairSource struct {
 	wide   []float32
 	stored []uint16
+	codes  []byte
+	format FP8
 	ld     int
 	k      int // of op(B): its rows
 }
 
 // row pairs n > 0 numbers from at on.
 func (s *pairSource) row(dst []float32, at, n int) {
-	if s.stored != nil {
+	switch {
+	case s.codes != nil:
+		pairRowCodes(&dst[0], &s.codes[at], n, &fp8WordsOf[s.format])
+	case s.stored != nil:
 		pairRowStored(&dst[0], &s.stored[at], n)
-		return
+	default:
+		pairRowBF16(&dst[0], &s.wide[at], n)
 	}
-	pairRowBF16(&dst[0], &s.wide[at], n)
 }
 
 // rows pairs rows of at most pairCols columns from at on; ldd is the stride of
 // dst, which is written pairCols wide.
 func (s *pairSource) rows(dst []float32, ldd, at, rows, cols int) {
-	if s.stored != nil {
+	switch {
+	case s.codes != nil:
+		pairRowsCodes(&dst[0], ldd*4, &s.codes[at], s.ld, rows, cols, &fp8WordsOf[s.format])
+	case s.stored != nil:
 		pairRowsStored(&dst[0], ldd*4, &s.stored[at], s.ld*2, rows, cols)
-		return
+	default:
+		pairRowsBF16(&dst[0], ldd*4, &s.wide[at], s.ld*4, rows, cols)
 	}
-	pairRowsBF16(&dst[0], ldd*4, &s.wide[at], s.ld*4, rows, cols)
 }
 
 // pack writes words p..p+kc of columns j..j+cols into a panel [kc, nr] and fills
