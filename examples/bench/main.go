@@ -35,6 +35,8 @@ func main() {
 	}
 }
 
+var dtypes = map[string]dtype.DType{"bf16": dtype.BFloat16, "f16": dtype.Float16, "f32": dtype.Float32, "fp8": dtype.BFloat16, "fp8-weights": dtype.BFloat16}
+
 // result is one line of the table.
 type result struct {
 	Shape   string  `json:"shape"`
@@ -58,7 +60,7 @@ func run(args []string, out, errOut io.Writer) error {
 	batch := f.Int("batch", 1, "requests that bring one token each")
 	length := f.Int("context", 1024, "tokens of each request, the new one among them")
 	prefill := f.Int("prefill", 0, "measure the prefill of one prompt of this many tokens instead")
-	kind := f.String("dtype", "bf16", "compute dtype on CUDA: bf16, f16 or f32")
+	kind := f.String("dtype", "bf16", "compute dtype on CUDA: bf16, f16 or f32; or fp8 (E4M3 weights and activations) or fp8-weights, both in bf16")
 	name := f.String("backend", "", "what computes: native or cuda; default: cuda where there is a device")
 	kernels := f.Bool("kernels", true, "on a device, time the kernels one by one as well")
 	steps := f.Int("steps", 20, "steps that are measured; the median counts")
@@ -78,9 +80,9 @@ func run(args []string, out, errOut io.Writer) error {
 			return fmt.Errorf("-%s must be %d to %d, got %d", x.name, x.least, x.most, x.v)
 		}
 	}
-	compute, ok := map[string]dtype.DType{"bf16": dtype.BFloat16, "f16": dtype.Float16, "f32": dtype.Float32}[*kind]
+	compute, ok := dtypes[*kind]
 	if !ok {
-		return fmt.Errorf("-dtype must be bf16, f16 or f32, got %q", *kind)
+		return fmt.Errorf("-dtype must be bf16, f16, f32, fp8 or fp8-weights, got %q", *kind)
 	}
 	b, err := backend.Choose(backend.Options{Name: *name, Compute: compute, Random: true, Warn: errOut})
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 func TestBenchMeasures(t *testing.T) {
-	for _, args := range [][]string{{"-batch", "2", "-context", "40"}, {"-prefill", "33"}} {
+	for _, args := range [][]string{{"-batch", "2", "-context", "40"}, {"-prefill", "33"}, {"-dtype", "fp8", "-context", "20"}} {
 		var out bytes.Buffer
 		require.NoError(t, run(append(args, "-shape", "tiny", "-steps", "2", "-json", "-backend", "native"), &out, io.Discard))
 		var r result
@@ -21,9 +21,9 @@ func TestBenchMeasures(t *testing.T) {
 	}
 	for want, args := range map[string][]string{
 		`-shape must be one of kimi-linear-small, llama3-1b, llama3-8b, qwen3-30b-a3b-layer, tiny, got "x"`: {"-shape", "x"},
-		"-batch must be 1 to 1024, got 0":                           {"-batch", "0"},
-		`-dtype must be bf16, f16 or f32, got "int8"`:               {"-dtype", "int8"},
-		`-backend: backend must be native or cuda, got "x"`:         {"-backend", "x"},
+		"-batch must be 1 to 1024, got 0":                               {"-batch", "0"},
+		`-dtype must be bf16, f16, f32, fp8 or fp8-weights, got "int8"`: {"-dtype", "int8"},
+		`-backend: backend must be native or cuda, got "x"`:             {"-backend", "x"},
 	} {
 		require.EqualError(t, run(args, io.Discard, io.Discard), want)
 	}

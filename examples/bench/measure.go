@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
@@ -51,6 +52,15 @@ func (r *result) measure(build func() (*models.Transformer, error), b backend.Ba
 	g := graph.New(graph.Share(m.Params()), graph.States(states))
 	logits := m.Packed(g, models.Packed{Tokens: tokens, Requests: requests, Pages: requests * each, PageSize: pageSize, Indices: requests * each, Slots: requests})
 	drawn := ops.Sampling(logits, g.Input("draws", dtype.Int32, requests, native.DrawWords))
+	var narrow []string // weights in 8 bits
+	if activations, fp8 := map[string]autocast.Activations{"fp8": autocast.PerRow, "fp8-weights": autocast.Exact}[r.Dtype]; fp8 {
+		var report *autocast.Report
+		if g, report, err = autocast.FP8Inference(g, autocast.InferenceOptions{Activations: activations}); err != nil {
+			return err
+		}
+		narrow = report.Cast()
+		drawn = g.Node(drawn.Name())
+	}
 	plan, err := g.Plan(drawn)
 	if err != nil {
 		return err
@@ -81,6 +91,10 @@ func (r *result) measure(build func() (*models.Transformer, error), b backend.Ba
 	}
 	read := 0
 	for _, p := range m.Params().All() {
+		size := size
+		if slices.Contains(narrow, p.Name) {
+			size = 1
+		}
 		switch e := m.Config.Experts; {
 		case p.Name == "model.embed_tokens.weight" && !m.Config.Tied:
 		case e != nil && p.Type.Rank() == 3: // of a stack, the experts that tokens can go to
