@@ -269,7 +269,7 @@ func TestDeviceExecutorText(t *testing.T) {
 }
 
 // Two thousand steps of decode: device memory stays as it is, and closing gives all of it back.
-func TestDeviceExecutorLongRun(t *testing.T) {
+func TestDeviceExecutorN09_LongRun(t *testing.T) {
 	device(t)
 	u, err := unitOf(0)
 	require.NoError(t, err)

@@ -26,7 +26,7 @@ func (b *bench) draws(n int, d native.Draw) Pointer {
 }
 
 // Cuts that leave few tokens, and cuts that leave more than the kernel gathers.
-func TestDeviceSampling(t *testing.T) {
+func TestDeviceS01_Sampling(t *testing.T) {
 	b := newBench(t)
 	r := rand.New(rand.NewPCG(13, 13))
 	cases := []native.Draw{{}, {Temperature: 1}, {Temperature: 1e-4}, {Temperature: 0.8, TopK: 50, TopP: 0.9}, {Temperature: 1, TopK: 1}, {Temperature: 1, TopP: 1e-4},
