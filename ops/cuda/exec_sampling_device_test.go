@@ -209,6 +209,6 @@ func TestDeviceExecutorLogprobs(t *testing.T) {
 	plain, err := generate.New(m, generate.Options{Logprobs: true})
 	require.NoError(t, err)
 	want := logs(plain)
-	require.InDeltaSlice(t, want, logs(session(t, m, generate.Options{Logprobs: true}, Options{Compute: dtype.Float32, Strict: true})), 1e-5)
+	require.InDeltaSlice(t, want, logs(session(t, m, generate.Options{Logprobs: true}, Options{Compute: dtype.Float32})), 1e-5)
 	require.InDelta(t, want[0], logs(session(t, m, generate.Options{Logprobs: true}, Options{Strict: true}))[0], 0.05)
 }
