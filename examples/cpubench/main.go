@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	f.SetOutput(errOut)
 	f.StringVar(&c.python, "python", "", "Python with torch, to compare with; none: ours alone")
 	f.StringVar(&c.steps, "steps", "", "cpu_train.py, the training step in PyTorch; none: no step of the peer's")
-	f.BoolVar(&c.compile, "compile", false, "time torch.compile's training step too (a minute each)")
+	f.BoolVar(&c.compile, "compile", false, "time torch.compile's training steps too, which needs a C++ compiler (a minute each the first time)")
 	f.IntVar(&c.rounds, "rounds", 2, "turns of ours and theirs")
 	f.IntVar(&c.workers, "workers", 0, "goroutines, and threads of the peer's; 0: one a core. One is least disturbed by a busy machine")
 	f.StringVar(&c.text, "text", "", "text to train on; none: Newton's Opticks, which is in every Go install")
@@ -131,6 +131,7 @@ var works = []struct {
 	{"step fp8", "", 0},
 	{"sgemm 1024^3", "mm", 2 << 30},
 	{"bf16 gemm 1024^3", "mm of bf16", 2 << 30},
+	{"bf16 gemm 1024^3, B stored", "mm of bf16", 2 << 30},
 	{"attention forward", "SDPA", 0},
 	{"attention forward and backward", "SDPA", 0},
 }

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/seafan/seafan/autocast"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/train"
 	"github.com/seafan/seafan/ops/native"
@@ -29,13 +30,19 @@ func measure(ctx context.Context, text string, t times) error {
 	return nil
 }
 
-// products are square ones: float32, and float32 operands multiplied as bf16
-// (rounding them is part of the time; the peer's are bf16 before).
+// products are square ones: float32; float32 operands multiplied as bf16, which
+// are rounded in that time; and with B stored as bf16. The peer's are both bf16
+// before, and so is its result.
 func products(t times) {
 	const n = 1024
 	a, b, c := normals(n*n), normals(n*n), make([]float32, n*n)
 	t.add("sgemm 1024^3", fastest(20, func() { native.Gemm(false, false, n, n, n, 1, a, n, b, n, 0, c, n) }))
 	t.add("bf16 gemm 1024^3", fastest(20, func() { native.BF16LinearGradInput(c, a, b, n, n, n) }))
+	stored := make([]uint16, n*n)
+	for i, v := range b {
+		stored[i] = uint16(dtype.ToBF16(v))
+	}
+	t.add("bf16 gemm 1024^3, B stored", fastest(20, func() { native.BF16LinearStoredGradInput(c, a, stored, n, n, n) }))
 }
 
 // attention is causal, B1 H8 T2048 D64.
