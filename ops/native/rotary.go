@@ -2,7 +2,10 @@
 // that grows with the token's position.
 package native
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // RotaryPairing says which two elements of a head are turned together.
 type RotaryPairing int
@@ -93,6 +96,14 @@ func turnHalf[T Float](y, x []T, cos, sin []float32, back bool) {
 	sin = sin[:half]
 	x0, x1 := x[:half], x[half:][:half]
 	y0, y1 := y[:half], y[half:][:half]
+	if full := half &^ 15; inAssembly[T]() && full > 0 {
+		flip := float32(0)
+		if back {
+			flip = float32(math.Copysign(0, -1)) // x sin with the sign of sin turned is -(x sin)
+		}
+		vecTurn(f32p(y0), f32p(y1), f32p(x0), f32p(x1), &cos[0], &sin[0], flip, full)
+		y0, y1, x0, x1, cos, sin = y0[full:], y1[full:], x0[full:], x1[full:], cos[full:], sin[full:]
+	}
 	if back {
 		for i, c := range cos {
 			c, s, a, b := T(c), T(sin[i]), x0[i], x1[i]

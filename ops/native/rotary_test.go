@@ -3,6 +3,7 @@ package native
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/seafan/seafan/ops/optest"
@@ -284,5 +285,30 @@ func BenchmarkRotary(b *testing.B) {
 				Rotary(a)
 			}
 		})
+	}
+}
+
+// TestRotaryHasTheSameBitsInEveryKernelSet, in place and back, for halves that
+// the assembly takes whole, in part and not at all.
+func TestRotaryHasTheSameBitsInEveryKernelSet(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for _, half := range []int{3, 16, 21, 32, 64} {
+		x, cos, sin := normals[float32](r, 2*half), normals[float32](r, half), normals[float32](r, half)
+		x[0], x[half], sin[1], cos[2] = float32(math.Inf(1)), 0, 0, 0
+		for _, back := range []bool{false, true} {
+			var first []float32
+			kernelsUpTo(t, avx512Kernel, func(t *testing.T) {
+				y := nans[float32](2 * half)
+				turnHalf(y, x, cos, sin, back)
+				requireGuard(t, y)
+				if first == nil {
+					first = y
+				}
+				requireSameBits(t, first, y)
+				in := append([]float32(nil), x...)
+				turnHalf(in, in, cos, sin, back)
+				requireSameBits(t, first, in)
+			})
+		}
 	}
 }

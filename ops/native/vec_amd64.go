@@ -182,3 +182,17 @@ func vecMax(x *float32, n int) float32 {
 	}
 	return m
 }
+
+//go:noescape
+func turnAVX512(y0, y1, x0, x1, cos, sin *float32, flip float32, n int)
+
+//go:noescape
+func turnAVX2(y0, y1, x0, x1, cos, sin *float32, flip float32, n int)
+
+func vecTurn(y0, y1, x0, x1, cos, sin *float32, flip float32, n int) {
+	if gemmKernel >= avx512Kernel {
+		turnAVX512(y0, y1, x0, x1, cos, sin, flip, n)
+	} else {
+		turnAVX2(y0, y1, x0, x1, cos, sin, flip, n)
+	}
+}

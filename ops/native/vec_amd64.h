@@ -423,3 +423,35 @@ adamw:
 	VZEROUPPER
 	RET
 
+
+// func turn(y0, y1, x0, x1, cos, sin *float32, flip float32, n int)
+TEXT FN_TURN(SB), NOSPLIT, $0-64
+	MOVQ y0+0(FP), DI
+	MOVQ y1+8(FP), SI
+	MOVQ x0+16(FP), R8
+	MOVQ x1+24(FP), R9
+	MOVQ cos+32(FP), R10
+	MOVQ sin+40(FP), R11
+	VBROADCASTSS flip+48(FP), V15
+	MOVQ n+56(FP), CX
+	LOOP(CX)
+
+#define STEP_TURN(off) \
+	VXORPS  off(R11)(AX*1), V15, V0 \
+	VMOVUPS off(R10)(AX*1), V1      \
+	VMOVUPS off(R8)(AX*1), V2       \
+	VMOVUPS off(R9)(AX*1), V3       \
+	VMULPS  V1, V2, V4              \
+	VMULPS  V0, V3, V5              \
+	VSUBPS  V5, V4, V4              \
+	VMULPS  V1, V3, V6              \
+	VMULPS  V0, V2, V7              \
+	VADDPS  V7, V6, V6              \
+	VMOVUPS V4, off(DI)(AX*1)       \
+	VMOVUPS V6, off(SI)(AX*1)
+
+turn:
+	EACH16(STEP_TURN)
+	NEXT(turn)
+	VZEROUPPER
+	RET

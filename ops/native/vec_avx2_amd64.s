@@ -45,5 +45,6 @@
 #define FN_SWIGLU ·swiGLUAVX2
 #define FN_SWIGLUGRAD ·swiGLUGradAVX2
 #define FN_ADAMW ·adamWAVX2
+#define FN_TURN ·turnAVX2
 
 #include "vec_amd64.h"

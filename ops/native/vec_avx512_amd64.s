@@ -39,5 +39,6 @@
 #define FN_SWIGLU ·swiGLUAVX512
 #define FN_SWIGLUGRAD ·swiGLUGradAVX512
 #define FN_ADAMW ·adamWAVX512
+#define FN_TURN ·turnAVX512
 
 #include "vec_amd64.h"
