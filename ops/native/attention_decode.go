@@ -47,9 +47,14 @@ func (f *attnForward[T]) decode(s attnSeq, split int) {
 	p := takeScratch[T](f.hq * ldp)
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
+		ahead := f.ahead(s, j+there, to, f.d) - at*f.hkv*f.d*4
+		if j+there == to { // then the values
+			first, _ := f.kv.decodeRun(s, from, to)
+			ahead = int(uintptr(unsafe.Pointer(&f.kv.v.full[first*f.hkv*f.dv])) - uintptr(unsafe.Pointer(&f.kv.k.full[at*f.hkv*f.d])))
+		}
 		for hk := range f.hkv {
 			for r := 0; r < f.g; r += decodeRows {
-				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, at, there)
+				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, at, there, ahead)
 			}
 		}
 		j += there
@@ -75,17 +80,26 @@ func (f *attnForward[T]) decode(s attnSeq, split int) {
 	}
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
+		ahead := f.ahead(s, j+there, to, f.dv) - at*f.hkv*f.dv*4
 		for hk := range f.hkv {
 			o := f.part(s.b*f.hkv+hk, split)[2:]
 			v := &f.kv.v.full[(at*f.hkv+hk)*f.dv]
 			for r := 0; r < f.g; r += decodeRows {
 				attnValues(f32p(o[r*(f.dv+2):]), (f.dv+2)*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
-					(*float32)(unsafe.Pointer(v)), f.hkv*f.dv*4, min(decodeRows, f.g-r), there, f.dv)
+					(*float32)(unsafe.Pointer(v)), f.hkv*f.dv*4, ahead, min(decodeRows, f.g-r), there, f.dv)
 			}
 		}
 		j += there
 	}
 	giveScratch(p)
+}
+
+// ahead is where the block from key j on lies, in bytes of rows of width d, or the
+// last key where there is none.
+func (f *attnForward[T]) ahead(s attnSeq, j, to, d int) int {
+	j = min(j, to-1)
+	at, _ := f.kv.decodeRun(s, j, to)
+	return at * f.hkv * d * 4
 }
 
 // decodeRun is where key j lies, and how many of decodeBlock from there on, up to
@@ -101,14 +115,14 @@ func (kv *kvSource[T]) decodeRun(s attnSeq, j, to int) (at, there int) {
 // scores fills p with those of at most decodeRows heads, from head r of key head
 // hk on, with n keys that lie from at on. What is not a multiple of 4 goes one by
 // one, each as four of its kind.
-func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r, at, n int) {
+func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r, at, n, ahead int) {
 	q := f32p(f.q[(s.q0*f.hq+hk*f.g+r)*f.d:])
 	k := f.kv.k.full[(at*f.hkv+hk)*f.d:]
 	rows, scale, four := min(decodeRows, f.g-r), float32(f.scale), n&^3
 	if four > 0 {
-		attnScores(f32p(p), ldp*4, q, f32p(k), f.hkv*f.d*4, rows, four, f.d, scale)
+		attnScores(f32p(p), ldp*4, q, f32p(k), f.hkv*f.d*4, ahead, rows, four, f.d, scale)
 	}
 	for i := four; i < n; i++ {
-		attnScores(f32p(p[i:]), ldp*4, q, f32p(k[i*f.hkv*f.d:]), 0, rows, 4, f.d, scale)
+		attnScores(f32p(p[i:]), ldp*4, q, f32p(k[i*f.hkv*f.d:]), 0, ahead, rows, 4, f.d, scale)
 	}
 }

@@ -34,24 +34,25 @@
 	VMOVUPS       X22, (DI)      \
 	ADDQ          R8, DI
 
-// func attnScores(p *float32, ldp int, q, k *float32, ldk, rows, keys, d int, scale float32)
+// func attnScores(p *float32, ldp int, q, k *float32, ldk, ahead, rows, keys, d int, scale float32)
 //
 // p[r,j] = scale q[r] . k[j] for 1 to 4 rows of q [rows,d] and keys, a multiple
 // of 4, d of 16; ldp and ldk are in bytes.
 //	Z0..Z15 sums of row r with keys j: Z(4r+j), Z16..Z19 keys
 //	BX keys, R9 their stride, R10 3 times that, SI q, R11 its stride, R12 3 times
 //	that, DI p, R8 its stride, CX keys left, DX bytes of d left
-TEXT ·attnScores(SB), NOSPLIT, $0-68
+TEXT ·attnScores(SB), NOSPLIT, $0-76
 	MOVQ         ldp+8(FP), R8
 	MOVQ         k+24(FP), BX
 	MOVQ         ldk+32(FP), R9
 	LEAQ         (R9)(R9*2), R10
-	MOVQ         keys+48(FP), CX
-	MOVQ         d+56(FP), R11
+	MOVQ         keys+56(FP), CX
+	MOVQ         d+64(FP), R11
 	SHLQ         $2, R11
 	LEAQ         (R11)(R11*2), R12
-	VBROADCASTSS scale+64(FP), Z31
+	VBROADCASTSS scale+72(FP), Z31
 	MOVQ         p+0(FP), R13
+	MOVQ         ahead+40(FP), AX
 
 four:
 	MOVQ   q+16(FP), SI
@@ -74,17 +75,22 @@ four:
 	VPXORQ Z15, Z15, Z15
 
 step:
+	LEAQ (BX)(AX*1), R15
 	VMOVUPS (BX), Z16
 	VMOVUPS (BX)(R9*1), Z17
 	VMOVUPS (BX)(R9*2), Z18
 	VMOVUPS (BX)(R10*1), Z19
+	PREFETCHT0 (R15)
+	PREFETCHT0 (R15)(R9*1)
+	PREFETCHT0 (R15)(R9*2)
+	PREFETCHT0 (R15)(R10*1)
 	DOT((SI), Z0, Z1, Z2, Z3)
-	CMPQ rows+40(FP), $2
+	CMPQ rows+48(FP), $2
 	JL   next
 	DOT((SI)(R11*1), Z4, Z5, Z6, Z7)
 	JEQ  next
 	DOT((SI)(R11*2), Z8, Z9, Z10, Z11)
-	CMPQ rows+40(FP), $3
+	CMPQ rows+48(FP), $3
 	JEQ  next
 	DOT((SI)(R12*1), Z12, Z13, Z14, Z15)
 
@@ -96,13 +102,13 @@ next:
 
 	MOVQ R13, DI
 	SCORES(Z0, Z1, Z2, Z3)
-	CMPQ rows+40(FP), $2
+	CMPQ rows+48(FP), $2
 	JL   stored
 	SCORES(Z4, Z5, Z6, Z7)
-	CMPQ rows+40(FP), $3
+	CMPQ rows+48(FP), $3
 	JL   stored
 	SCORES(Z8, Z9, Z10, Z11)
-	CMPQ rows+40(FP), $4
+	CMPQ rows+48(FP), $4
 	JL   stored
 	SCORES(Z12, Z13, Z14, Z15)
 
@@ -137,32 +143,33 @@ stored:
 	VMOVUPS c3, 192(DI) \
 	ADDQ R8, DI
 
-// func attnValues(o *float32, ldo int, p *float32, ldp int, v *float32, ldv, rows, keys, d int)
+// func attnValues(o *float32, ldo int, p *float32, ldp int, v *float32, ldv, ahead, rows, keys, d int)
 //
 // o[r] += p[r,j] v[j], one chain in the order of j, for 1 to 4 rows of o [rows,d]
 // and keys > 0; d is a multiple of 64; ldo, ldp and ldv are in bytes.
 //	Z0..Z15 64 numbers of row r: Z(4r).., Z16..Z19 of a value
 //	DI o, R8 its stride, SI p, R9 its stride, R10 3 times that, BX v, R11 its
 //	stride, CX keys left, DX numbers of d left, R12 bytes of d done
-TEXT ·attnValues(SB), NOSPLIT, $0-72
+TEXT ·attnValues(SB), NOSPLIT, $0-80
 	MOVQ ldo+8(FP), R8
 	MOVQ ldp+24(FP), R9
 	LEAQ (R9)(R9*2), R10
 	MOVQ ldv+40(FP), R11
-	MOVQ d+64(FP), DX
+	MOVQ d+72(FP), DX
+	MOVQ ahead+48(FP), AX
 	XORQ R12, R12
 
 part:
 	MOVQ o+0(FP), DI
 	ADDQ R12, DI
 	LOADROW(Z0, Z1, Z2, Z3)
-	CMPQ rows+48(FP), $2
+	CMPQ rows+56(FP), $2
 	JL   loaded
 	LOADROW(Z4, Z5, Z6, Z7)
-	CMPQ rows+48(FP), $3
+	CMPQ rows+56(FP), $3
 	JL   loaded
 	LOADROW(Z8, Z9, Z10, Z11)
-	CMPQ rows+48(FP), $4
+	CMPQ rows+56(FP), $4
 	JL   loaded
 	LOADROW(Z12, Z13, Z14, Z15)
 
@@ -170,20 +177,24 @@ loaded:
 	MOVQ p+16(FP), SI
 	MOVQ v+32(FP), BX
 	ADDQ R12, BX
-	MOVQ keys+56(FP), CX
+	MOVQ keys+64(FP), CX
 
 key:
 	VMOVUPS (BX), Z16
 	VMOVUPS 64(BX), Z17
 	VMOVUPS 128(BX), Z18
 	VMOVUPS 192(BX), Z19
+	PREFETCHT0 (BX)(AX*1)
+	PREFETCHT0 64(BX)(AX*1)
+	PREFETCHT0 128(BX)(AX*1)
+	PREFETCHT0 192(BX)(AX*1)
 	ROW((SI), Z0, Z1, Z2, Z3)
-	CMPQ rows+48(FP), $2
+	CMPQ rows+56(FP), $2
 	JL   nextkey
 	ROW((SI)(R9*1), Z4, Z5, Z6, Z7)
 	JEQ  nextkey
 	ROW((SI)(R9*2), Z8, Z9, Z10, Z11)
-	CMPQ rows+48(FP), $3
+	CMPQ rows+56(FP), $3
 	JEQ  nextkey
 	ROW((SI)(R10*1), Z12, Z13, Z14, Z15)
 
@@ -196,13 +207,13 @@ nextkey:
 	MOVQ o+0(FP), DI
 	ADDQ R12, DI
 	STOREROW(Z0, Z1, Z2, Z3)
-	CMPQ rows+48(FP), $2
+	CMPQ rows+56(FP), $2
 	JL   kept
 	STOREROW(Z4, Z5, Z6, Z7)
-	CMPQ rows+48(FP), $3
+	CMPQ rows+56(FP), $3
 	JL   kept
 	STOREROW(Z8, Z9, Z10, Z11)
-	CMPQ rows+48(FP), $4
+	CMPQ rows+56(FP), $4
 	JL   kept
 	STOREROW(Z12, Z13, Z14, Z15)
 
