@@ -5,15 +5,17 @@
 //            T = (I + diag(beta) m)^-1 diag(beta),  U = T v,  W = -T (k exp G)
 //            Qg = scale q exp G,  Kg = k exp(G_last - G),  gamma = exp G_last
 //          It leaves W, Qg, Kg, P, gamma and U as one item of memory, laid out as the second kernel wants it in shared memory.
-//   scan   one warp for 16 columns of the state of a head, over the chunks of a sequence in order, with the state in f32
-//          accumulators, transposed [V,K]:  Vn' = U' + S' W',  O' = S' Qg' + Vn' P',  S' <- S' gamma + Vn' Kg
-//          The state passes to the first operand of a product by rounding in place; warps never wait for each other but to
-//          share the item, which arrives while the one before is worked on.
+//   scan   two warps for 16 columns of the state of a head, over the chunks of a sequence in order. One keeps the state in f32
+//          accumulators, transposed [V,K]: Vn' = U' + S' W', S' <- S' gamma + Vn' Kg; the state passes to the first operand
+//          of a product by rounding in place. The other makes O' = S' Qg' + Vn' P' of what is handed to it. A block has four
+//          warps; the next item arrives while one is worked on.
 //
-// Exponents are never above 0 except inside a diagonal block of 16: there the row of the block is the reference, for rows
-// whose decay since it stays below e^80; a row beyond that (a decision on tokens before it alone) is summed pair by pair.
-// Blocks of 16 are inverted by substitution in f32, then merged with products of three tf32 terms. Products: m and P tf32, the
-// others 16 bits, T in two parts. Missing rows of a last chunk count as k = 0, g = 0, beta = 0.
+// Exponents of the products are never above 0. Their factors: a row's from the first row of its block of 16 on, a column's back
+// to the first row of the next block (blocks off the diagonal), both at most 1, or back to the first row of its own (blocks on
+// it), which must undo what has decayed since: as f16 up to 2^14, shifted evenly around 1; rows beyond that in tf32 up to
+// 2^115; rows beyond that pair by pair. Which way a row takes depends on tokens before it alone.
+// Blocks of 16 are inverted by substitution in f32, then merged with products of three tf32 terms. Products of U, W and the
+// scan are of 16 bits, with T in two parts. Missing rows of a last chunk count as k = 0, g = 0, beta = 0.
 //
 // Scratch items are aligned to 16 bytes. Shared memory: see prefillShared in ops/cuda. State f32. Any arch; the items come by
 // bulk copies on sm_90. Paper: Kimi Team, Kimi Linear (arXiv:2510.26692); section 2 of its appendix for the chunked form.
@@ -32,11 +34,8 @@ template <int KP> struct Item {
   static constexpr int W = 0, Q = C * KP, K = 2 * C * KP, P = 3 * C * KP, GAMMA = P + C * C, SHARED = GAMMA + 2 * KP, TILE = C * 32;
 };
 
-__device__ __forceinline__ float tf32(float x) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return __uint_as_float(r);
-}
+// The part of x that tf32 holds, cut off.
+__device__ __forceinline__ float tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000); }
 __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -45,19 +44,20 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], flo
 }
 
 // c += a b for a 16 by 8 tile in about f32: a [16,n] and b [n,8] row by row in shared memory.
-__device__ __forceinline__ void tile_product(float (&c)[4], const float* a, int lda, const float* b, int ldb, int n) {
+template <int N> __device__ __forceinline__ void tile_product(float (&c)[4], const float* a, int lda, const float* b, int ldb) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (int d = 0; d < n; d += 8) {
+#pragma unroll
+  for (int d = 0; d < N; d += 8) {
     float hi[4], lo[4], bh[2], bl[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float x = a[(g + i % 2 * 8) * lda + d + t + i / 2 * 4];
-      hi[i] = tf32(x), lo[i] = tf32(x - hi[i]);
+      hi[i] = tf32(x), lo[i] = x - hi[i];
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const float x = b[(d + t + i * 4) * ldb + g];
-      bh[i] = tf32(x), bl[i] = tf32(x - bh[i]);
+      bh[i] = tf32(x), bl[i] = x - bh[i];
     }
     mma_tf32(c, hi, bl[0], bl[1]);
     mma_tf32(c, lo, bh[0], bh[1]);
@@ -70,72 +70,110 @@ __device__ __forceinline__ void tile_store(float* m, int ld, const float (&c)[4]
   m[(g + 8) * ld + 2 * t] = sign * c[2], m[(g + 8) * ld + 2 * t + 1] = sign * c[3];
 }
 
-constexpr int ML = 68; // row of the square matrices in shared memory
-constexpr float MOST = 80; // decay since the reference that a factor can undo
+// 2^x, 0 far below 0.
+__device__ __forceinline__ float power(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
-// What a block of the chunk kernel holds of its chunk.
+constexpr int ML = 68, TL = 72;      // rows of the square matrices in shared memory, of f32 and of T in two parts
+constexpr float NEAR = 14, MOST = 115; // decay in a block, as a power of 2, that factors of f16 and of f32 can undo
+constexpr float SHIFT = 7;           // half of NEAR: the factors of f16 lie evenly around 1
+
+// What a block of the chunk kernel holds of its chunk. Decays are powers of 2. In turn: k, q as they come, then ahead (k and q
+// scaled from the row of their block's first row), then k exp G and v; g, then back (k scaled to it, and to the next block's);
+// m, then T in two parts of 16 bits.
 template <class T, int KP> struct Chunk {
-  static constexpr int GL = KP + 4, XL = KP + 8;
-  float* g;  // [C,GL] running sums
-  T *k, *q;  // [C,XL]
-  float* m;  // [C,ML]
-  float* tmp; // [32,36]
-  float *beta, *span; // [C]
+  static constexpr int GL = KP + 4, XL = KP + 8, SIZE = C * XL;
+  float* g; // [C,GL] running sums
+  T *k, *q; // [C,XL]
+  float* m; // [C,ML]
+  float* tmp;             // [32,36], behind m
+  float* ref;             // [5,KP] the first row of each block, then the last row
+  float *up, *down;       // [4,KP] 2^(ref[a] - SHIFT), 2^(ref[4] - ref[a + 1])
+  f16* pair;              // [3,KP] 2^(ref[a] - ref[b + 1]) of the blocks (2,0), (3,0), (3,1)
+  float *beta, *span;     // [C]
+
+  static constexpr int BYTES = 2 * SIZE * 2 + 2 * SIZE * 2 + (C * ML + 32 * 36 + 13 * KP + 2 * C) * 4 + 3 * KP * 2;
+  __device__ explicit Chunk(char* p) {
+    auto take = [&](int bytes) {
+      char* at = p;
+      p += bytes;
+      return at;
+    };
+    g = reinterpret_cast<float*>(take(2 * SIZE * 2));
+    k = reinterpret_cast<T*>(take(SIZE * 2));
+    q = reinterpret_cast<T*>(take(SIZE * 2));
+    m = reinterpret_cast<float*>(take(C * ML * 4));
+    tmp = reinterpret_cast<float*>(take(32 * 36 * 4));
+    ref = reinterpret_cast<float*>(take(5 * KP * 4));
+    up = reinterpret_cast<float*>(take(4 * KP * 4));
+    down = reinterpret_cast<float*>(take(4 * KP * 4));
+    beta = reinterpret_cast<float*>(take(C * 4));
+    span = reinterpret_cast<float*>(take(C * 4));
+    pair = reinterpret_cast<f16*>(take(3 * KP * 2));
+  }
+  __device__ f16* ahead_k() const { return reinterpret_cast<f16*>(k); }
+  __device__ f16* ahead_q() const { return reinterpret_cast<f16*>(q); }
+  __device__ f16* back_own() const { return reinterpret_cast<f16*>(g); }
+  __device__ f16* back_next() const { return back_own() + SIZE; }
+  __device__ T* t_high() const { return reinterpret_cast<T*>(m); }
+  __device__ T* t_low() const { return t_high() + C * TL; }
 };
 
-// m (times beta, below the diagonal) and P of the blocks (a, b), b <= a, of 16 by 16.
-template <class T, int KP> __device__ __forceinline__ void scores(const Chunk<T, KP>& s, T* item, int a, int b, float scale) {
+// m (times beta, below the diagonal) and P of the 16 rows from r0 and the 8 columns from c0.
+template <class T, int KP>
+__device__ __forceinline__ void put_scores(const Chunk<T, KP>& s, T* item, int r0, int c0, const float (&cm)[4], const float (&cp)[4], float least, float most,
+                                           float scale, float pscale) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, c = c0 + 2 * t;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int r = r0 + g + i * 8;
+    if (s.span[r] <= least || s.span[r] > most) continue;
+    const float x = scale * s.beta[r];
+    s.m[r * ML + c] = c < r ? x * cm[2 * i] : 0.f;
+    s.m[r * ML + c + 1] = c + 1 < r ? x * cm[2 * i + 1] : 0.f;
+    *reinterpret_cast<uint32_t*>(item + Item<KP>::P + swizzled(r, c / 8, C / 8) * 8 + c % 8) =
+        pack2<T>(c <= r ? pscale * cp[2 * i] : 0.f, c + 1 <= r ? pscale * cp[2 * i + 1] : 0.f);
+  }
+}
+
+// A diagonal block with rows beyond what f16 can undo: those rows, 8 columns a warp, in tf32, and beyond that pair by pair.
+template <class T, int KP> __device__ __forceinline__ void far_scores(const Chunk<T, KP>& s, T* item, int a, int half, float scale) {
   constexpr int GL = Chunk<T, KP>::GL, XL = Chunk<T, KP>::XL;
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, c0 = a * 16 + half * 8;
   const float* ref = s.g + a * 16 * GL;
-  float cm[2][4] = {}, cp[2][4] = {};
+  constexpr float ROUND = 0.00070427f; // log2(1 + 2^-11): the mean of what tf32 cuts off
+  float cm[4] = {}, cp[4] = {};
   for (int d = 0; d < KP; d += 8) {
-    float ak[4], aq[4], bk[2][2];
+    float ak[4], aq[4], bk[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int r = a * 16 + g + i % 2 * 8, c = d + t + i / 2 * 4;
-      const float e = __expf(s.g[r * GL + c] - ref[c]);
-      ak[i] = tf32(to_float(s.k[r * XL + c]) * e), aq[i] = tf32(to_float(s.q[r * XL + c]) * e);
+      const float e = power(s.g[r * GL + c] - ref[c] + ROUND);
+      ak[i] = to_float(s.k[r * XL + c]) * e, aq[i] = to_float(s.q[r * XL + c]) * e;
     }
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int r = b * 16 + n * 8 + g, c = d + t + i * 4;
-        bk[n][i] = tf32(to_float(s.k[r * XL + c]) * __expf(ref[c] - s.g[r * GL + c]));
-      }
-      mma_tf32(cm[n], ak, bk[n][0], bk[n][1]);
-      mma_tf32(cp[n], aq, bk[n][0], bk[n][1]);
+    for (int i = 0; i < 2; i++) {
+      const int c = d + t + i * 4;
+      bk[i] = to_float(s.k[(c0 + g) * XL + c]) * power(ref[c] - s.g[(c0 + g) * GL + c] + ROUND);
     }
+    mma_tf32(cm, ak, bk[0], bk[1]);
+    mma_tf32(cp, aq, bk[0], bk[1]);
   }
-#pragma unroll
-  for (int n = 0; n < 2; n++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int r = a * 16 + g + i / 2 * 8, c = b * 16 + n * 8 + 2 * t + i % 2;
-      cm[n][i] = c < r ? s.beta[r] * cm[n][i] : 0.f;
-      cp[n][i] = c <= r ? scale * cp[n][i] : 0.f;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const int r = a * 16 + g + i / 2 * 8, c = b * 16 + n * 8 + 2 * t;
-      if (a == b && s.span[r] > MOST) continue;
-      s.m[r * ML + c] = cm[n][i], s.m[r * ML + c + 1] = cm[n][i + 1];
-      *reinterpret_cast<uint32_t*>(item + Item<KP>::P + swizzled(r, c / 8, C / 8) * 8 + c % 8) = pack2<T>(cp[n][i], cp[n][i + 1]);
-    }
-  }
-  if (a != b) return;
-  for (int r = a * 16; r < a * 16 + 16; r++) { // pair by pair
+  put_scores(s, item, a * 16, c0, cm, cp, NEAR, MOST, 1.f, scale);
+  for (int r = a * 16; r < a * 16 + 16; r++) {
     if (s.span[r] <= MOST) continue;
-    for (int c = a * 16; c < a * 16 + 16; c++) {
+    for (int c = c0; c < c0 + 8; c++) {
       float mm = 0, pp = 0;
       if (c <= r)
-        for (int d = threadIdx.x % 32; d < KP; d += 32) {
-          const float e = to_float(s.k[c * XL + d]) * __expf(s.g[r * GL + d] - s.g[c * GL + d]);
+        for (int d = lane; d < KP; d += 32) {
+          const float e = to_float(s.k[c * XL + d]) * power(s.g[r * GL + d] - s.g[c * GL + d]);
           mm += to_float(s.k[r * XL + d]) * e, pp += to_float(s.q[r * XL + d]) * e;
         }
       mm = warp_sum(mm), pp = warp_sum(pp);
-      if (threadIdx.x % 32 == 0) {
+      if (lane == 0) {
         s.m[r * ML + c] = c < r ? s.beta[r] * mm : 0.f;
         item[Item<KP>::P + swizzled(r, c / 8, C / 8) * 8 + c % 8] = from_float<T>(scale * pp);
       }
@@ -143,7 +181,40 @@ template <class T, int KP> __device__ __forceinline__ void scores(const Chunk<T,
   }
 }
 
-// The inverse of I + (below the diagonal of m), in place of m, times beta by columns at the end.
+// The blocks (a, b), b <= a, of 16 by 16 from the scaled keys and queries.
+template <class T, int KP> __device__ __forceinline__ void scores(const Chunk<T, KP>& s, T* item, int a, int b) {
+  constexpr int XL = Chunk<T, KP>::XL;
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  const uint32_t row = (a * 16 + lane % 16) * XL + lane / 16 * 8, ka = shared_address(s.ahead_k() + row), qa = shared_address(s.ahead_q() + row);
+  const uint32_t kb = shared_address((a == b ? s.back_own() : s.back_next()) + (b * 16 + lane % 8 + lane / 16 * 8) * XL + lane / 8 % 2 * 8);
+  const f16* pair = a - b < 2 ? nullptr : s.pair + (a == 2 ? 0 : b == 0 ? 1 : 2) * KP + 2 * t;
+  float cm[2][4] = {}, cp[2][4] = {};
+#pragma unroll
+  for (int d = 0; d < KP; d += 16) {
+    uint32_t k[4], q[4], x[4];
+    ldmatrix4(k, ka + d * 2);
+    ldmatrix4(q, qa + d * 2);
+    ldmatrix4(x, kb + d * 2);
+    if (pair) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const __half2 f = *reinterpret_cast<const __half2*>(pair + d + i / 2 * 8);
+        __half2 &u = *reinterpret_cast<__half2*>(&k[i]), &v = *reinterpret_cast<__half2*>(&q[i]);
+        u = __hmul2(u, f), v = __hmul2(v, f);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      mma16816<f16>(cm[n], k, x[2 * n], x[2 * n + 1]);
+      mma16816<f16>(cp[n], q, x[2 * n], x[2 * n + 1]);
+    }
+  }
+  const float undo = a == b ? 1.f : 1.f / (1 << (int)SHIFT);
+#pragma unroll
+  for (int n = 0; n < 2; n++) put_scores(s, item, a * 16, b * 16 + n * 8, cm[n], cp[n], -1.f, a == b ? NEAR : 3e38f, undo, undo);
+}
+
+// The inverse of I + (below the diagonal of m), in place of m.
 template <class T, int KP> __device__ __forceinline__ void invert(const Chunk<T, KP>& s) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < 4) { // a block of 16, a lane a column
@@ -168,7 +239,7 @@ template <class T, int KP> __device__ __forceinline__ void invert(const Chunk<T,
     const int pair = warp / 2, n = warp % 2 * 8;
     float* m = s.m + pair * 32 * ML + pair * 32;
     float c[4] = {};
-    tile_product(c, m + 16 * ML, ML, m + n, ML, 16);
+    tile_product<16>(c, m + 16 * ML, ML, m + n, ML);
     tile_store(s.tmp + pair * 16 * 36 + n, 36, c, 1);
   }
   __syncthreads();
@@ -176,48 +247,53 @@ template <class T, int KP> __device__ __forceinline__ void invert(const Chunk<T,
     const int pair = warp / 2, n = warp % 2 * 8;
     float* m = s.m + pair * 32 * ML + pair * 32;
     float c[4] = {};
-    tile_product(c, m + 16 * ML + 16, ML, s.tmp + pair * 16 * 36 + n, 36, 16);
+    tile_product<16>(c, m + 16 * ML + 16, ML, s.tmp + pair * 16 * 36 + n, 36);
     tile_store(m + 16 * ML + n, ML, c, -1);
   }
   __syncthreads();
   const int r = warp / 4 * 16, n = warp % 4 * 8;
   float c[4] = {};
-  tile_product(c, s.m + (32 + r) * ML, ML, s.m + n, ML, 32);
+  tile_product<32>(c, s.m + (32 + r) * ML, ML, s.m + n, ML);
   tile_store(s.tmp + r * 36 + n, 36, c, 1);
   __syncthreads();
   float e[4] = {};
-  tile_product(e, s.m + (32 + r) * ML + 32, ML, s.tmp + n, 36, 32);
+  tile_product<32>(e, s.m + (32 + r) * ML + 32, ML, s.tmp + n, 36);
   tile_store(s.m + (32 + r) * ML + n, ML, e, -1);
   __syncthreads();
-}
-
-// The rows and columns of T from m, times beta by columns, as operands of 16 bits in two parts.
-template <class T> __device__ __forceinline__ void operand(uint32_t (&hi)[4], uint32_t (&lo)[4], const float* m, const float* beta, int r0, int c0) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  // Times beta by columns, in two parts of 16 bits.
+  float x[16];
+  const int tr = threadIdx.x / 4, tc = threadIdx.x % 4 * 16;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int r = r0 + g + i % 2 * 8, c = c0 + 2 * t + i / 2 * 8;
-    const float x = m[r * ML + c] * beta[c], y = m[r * ML + c + 1] * beta[c + 1];
-    hi[i] = pack2<T>(x, y);
-    const T* h = reinterpret_cast<const T*>(&hi[i]);
-    lo[i] = pack2<T>(x - to_float(h[0]), y - to_float(h[1]));
+  for (int i = 0; i < 16; i++) x[i] = tc / 16 <= tr / 16 ? s.m[tr * ML + tc + i] * s.beta[tc + i] : 0.f;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 16; i += 8) {
+    Pack<T> high, low;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      high.v[j] = from_float<T>(x[i + j]);
+      low.v[j] = from_float<T>(x[i + j] - to_float(high.v[j]));
+    }
+    store16(s.t_high() + tr * TL + tc + i, high);
+    store16(s.t_low() + tr * TL + tc + i, low);
   }
 }
 
-// 16 columns of sign T x for x [C,ld] in shared memory at its columns n.., to dst in swizzled rows of `packs` packs at columns
-// c0...
-template <class T> __device__ __forceinline__ void apply(T* dst, int packs, int c0, const float* m, const float* beta, const T* x, int ld, float sign) {
+// 16 columns of sign T x for x [C,ld] in shared memory, to dst in swizzled rows of `packs` packs at column c0.
+template <class T> __device__ __forceinline__ void apply(T* dst, int packs, int c0, const T* high, const T* low, const T* x, int ld, float sign) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint32_t b[4][4];
 #pragma unroll
   for (int j = 0; j < 4; j++) ldmatrix4_trans(b[j], shared_address(x + (j * 16 + lane % 16) * ld + lane / 16 * 8));
+  const uint32_t hi0 = shared_address(high + lane % 16 * TL + lane / 16 * 8), lo0 = shared_address(low + lane % 16 * TL + lane / 16 * 8);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float c[2][4] = {};
 #pragma unroll
     for (int j = 0; j <= i; j++) {
       uint32_t hi[4], lo[4];
-      operand<T>(hi, lo, m, beta, i * 16, j * 16);
+      ldmatrix4(hi, hi0 + (i * 16 * TL + j * 16) * 2);
+      ldmatrix4(lo, lo0 + (i * 16 * TL + j * 16) * 2);
 #pragma unroll
       for (int n = 0; n < 2; n++) {
         mma16816<T>(c[n], lo, b[j][2 * n], b[j][2 * n + 1]);
@@ -226,11 +302,31 @@ template <class T> __device__ __forceinline__ void apply(T* dst, int packs, int 
     }
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-      const int p = (c0 + n * 8) / 8;
+      const int p = c0 / 8 + n;
       *reinterpret_cast<uint32_t*>(dst + swizzled(i * 16 + g, p, packs) * 8 + 2 * t) = pack2<T>(sign * c[n][0], sign * c[n][1]);
       *reinterpret_cast<uint32_t*>(dst + swizzled(i * 16 + g + 8, p, packs) * 8 + 2 * t) = pack2<T>(sign * c[n][2], sign * c[n][3]);
     }
   }
+}
+
+// Rows [0,rows) of n packs of columns from c0 on of x (rows `stride` apart, `width` columns), 0 beyond, to rows of XL elements.
+template <int XL, class T>
+__device__ __forceinline__ void fetch(T* dst, const T* x, int n, int c0, int width, int64_t stride, int rows) {
+  const bool whole = width % 8 == 0;
+  for (int i = threadIdx.x; i < C * n; i += 256) {
+    const int r = i / n, p = i - r * n, c = c0 + p * 8;
+    const bool live = r < rows && c < width;
+    T* to = dst + r * XL + p * 8;
+    if (whole) {
+      copy_async16(shared_address(to), live ? x + r * stride + c : x, live);
+      continue;
+    }
+    Pack<T> a;
+#pragma unroll
+    for (int j = 0; j < 8; j++) a.v[j] = live && c + j < width ? x[r * stride + c + j] : from_float<T>(0);
+    store16(to, a);
+  }
+  copy_commit();
 }
 
 // chunks: a table of two int32 a chunk: first token and tokens. Block x works on chunk first + x; item (x, head) is its place.
@@ -239,146 +335,168 @@ __device__ __forceinline__ void chunk(T* items, const T* q, const T* k, const T*
                                       int hv, int dk, int dv, float scale) {
   extern __shared__ __align__(128) char memory[];
   constexpr int GL = Chunk<T, KP>::GL, XL = Chunk<T, KP>::XL, PACKS = KP / 8;
-  Chunk<T, KP> s;
-  s.g = reinterpret_cast<float*>(memory);
-  s.k = reinterpret_cast<T*>(s.g + C * GL);
-  s.q = s.k + C * XL;
-  s.m = reinterpret_cast<float*>(s.q + C * XL);
-  s.tmp = s.m + C * ML;
-  s.beta = s.tmp + 32 * 36;
-  s.span = s.beta + C;
+  const Chunk<T, KP> s(memory);
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, head = blockIdx.y;
   grid_wait();
   const int2 at = reinterpret_cast<const int2*>(chunks)[first + blockIdx.x];
   if (at.y <= 0) return;
   const int tiles = (dv + 31) / 32;
   T* item = items + ((size_t)blockIdx.x * hv + head) * (Item<KP>::SHARED + tiles * Item<KP>::TILE);
-  const bool whole = dk % 8 == 0;
-  const T* kp = k + ((size_t)at.x * h + head / (hv / h)) * dk;
-  const T* qp = q + ((size_t)at.x * h + head / (hv / h)) * dk;
-  for (int i = tid; i < C * PACKS; i += 256) {
-    const int r = i / PACKS, c = i % PACKS * 8;
-    Pack<T> a, b;
-#pragma unroll
-    for (int j = 0; j < 8; j++) a.v[j] = b.v[j] = from_float<T>(0);
-    if (r < at.y && c < dk) {
-      const size_t o = (size_t)r * h * dk + c;
-      if (whole) {
-        a = load16(kp + o), b = load16(qp + o);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-          if (c + j < dk) a.v[j] = kp[o + j], b.v[j] = qp[o + j];
-      }
-    }
-    store16(s.k + r * XL + c, a);
-    store16(s.q + r * XL + c, b);
-  }
+  const size_t qk = ((size_t)at.x * h + head / (hv / h)) * dk;
+  fetch<XL>(s.k, k + qk, PACKS, 0, dk, (int64_t)h * dk, at.y);
+  fetch<XL>(s.q, q + qk, PACKS, 0, dk, (int64_t)h * dk, at.y);
   for (int i = tid; i < 512; i += 256) s.m[(i / 256 * 32 + i / 16 % 16) * ML + i / 256 * 32 + 16 + i % 16] = 0; // right of the diagonal, in the squares of 32
   if (tid < C) s.beta[tid] = tid < at.y ? beta[((size_t)at.x + tid) * hv + head] : 0.f;
-  // Running sums: a thread takes 64 KP / 256 rows of a column, then adds the sums in front.
-  {
-    constexpr int PARTS = 256 / KP > 0 ? 256 / KP : 1, ROWS = C / PARTS;
-    const int c = tid % KP, part = tid / KP;
-    float sum = 0;
+  { // Running sums: a thread takes some rows of four columns, then adds the sums in front.
+    constexpr int GROUPS = KP / 4, PARTS = 256 / GROUPS, ROWS = C / PARTS;
+    const int c = tid % GROUPS * 4, part = tid / GROUPS, r0 = part * ROWS;
     const float* gp = g + ((size_t)at.x * hv + head) * dk + c;
-    float x[ROWS];
+    const int64_t stride = (int64_t)hv * dk;
+    float4 x[ROWS], sum = make_float4(0, 0, 0, 0);
+    constexpr float LOG2E = 1.44269504f;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-      const int row = part * ROWS + r;
-      x[r] = row < at.y && c < dk ? gp[(size_t)row * hv * dk] : 0.f;
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) sum += x[r], x[r] = sum;
-    if constexpr (PARTS > 1) {
-      s.tmp[part * KP + c] = sum;
-      __syncthreads();
-      for (int p = 0; p < PARTS - 1; p++)
-        if (p < part) {
-          const float before = s.tmp[p * KP + c];
-#pragma unroll
-          for (int r = 0; r < ROWS; r++) x[r] += before;
+      x[r] = make_float4(0, 0, 0, 0);
+      if (r0 + r < at.y) {
+        const float* y = gp + (r0 + r) * stride;
+        if (dk % 4 == 0) {
+          if (c < dk) x[r] = *reinterpret_cast<const float4*>(y);
+        } else {
+          if (c < dk) x[r].x = y[0];
+          if (c + 1 < dk) x[r].y = y[1];
+          if (c + 2 < dk) x[r].z = y[2];
+          if (c + 3 < dk) x[r].w = y[3];
         }
+      }
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) s.g[(part * ROWS + r) * GL + c] = x[r];
+    for (int r = 0; r < ROWS; r++) {
+      sum.x += x[r].x * LOG2E, sum.y += x[r].y * LOG2E, sum.z += x[r].z * LOG2E, sum.w += x[r].w * LOG2E;
+      x[r] = sum;
+    }
+    float4* parts = reinterpret_cast<float4*>(s.tmp) + tid % GROUPS;
+    parts[part * GROUPS] = sum;
+    __syncthreads();
+    sum = make_float4(0, 0, 0, 0);
+    for (int p = 0; p < part; p++) {
+      const float4 y = parts[p * GROUPS];
+      sum.x += y.x, sum.y += y.y, sum.z += y.z, sum.w += y.w;
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const float4 y = make_float4(x[r].x + sum.x, x[r].y + sum.y, x[r].z + sum.z, x[r].w + sum.w);
+      *reinterpret_cast<float4*>(s.g + (r0 + r) * GL + c) = y;
+      if ((r0 + r) % 16 == 0) *reinterpret_cast<float4*>(s.ref + (r0 + r) / 16 * KP + c) = y;
+      if (r0 + r == C - 1) *reinterpret_cast<float4*>(s.ref + 4 * KP + c) = y;
+    }
   }
+  copy_wait<0>();
   __syncthreads();
   for (int r = warp; r < C; r += 8) {
     float most = 0;
-    for (int d = lane; d < KP; d += 32) most = fmaxf(most, s.g[r / 16 * 16 * GL + d] - s.g[r * GL + d]);
+#pragma unroll
+    for (int d = lane; d < KP; d += 32) most = fmaxf(most, s.ref[r / 16 * KP + d] - s.g[r * GL + d]);
     most = warp_max(most);
     if (lane == 0) s.span[r] = most;
+  }
+  for (int d = tid; d < KP; d += 256) {
+#pragma unroll
+    for (int a = 0; a < 4; a++) {
+      s.up[a * KP + d] = power(s.ref[a * KP + d] - SHIFT);
+      s.down[a * KP + d] = power(s.ref[4 * KP + d] - (a < 3 ? s.ref[(a + 1) * KP + d] : s.ref[4 * KP + d]));
+    }
+    s.pair[d] = __float2half_rn(power(s.ref[2 * KP + d] - s.ref[KP + d]));
+    s.pair[KP + d] = __float2half_rn(power(s.ref[3 * KP + d] - s.ref[KP + d]));
+    s.pair[2 * KP + d] = __float2half_rn(power(s.ref[3 * KP + d] - s.ref[2 * KP + d]));
+    reinterpret_cast<float*>(item + Item<KP>::GAMMA)[d] = power(s.ref[4 * KP + d]);
+  }
+  __syncthreads();
+  if (s.span[warp / 2 * 16 + 15] > NEAR) far_scores(s, item, warp / 2, warp % 2, scale);
+  __syncthreads();
+  constexpr int TURNS = C * PACKS / 256;
+  {
+    Pack<f16> own[TURNS], next[TURNS];
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+      const int r = (tid + i * 256) / PACKS, c = (tid + i * 256) % PACKS * 8, a = r / 16;
+      const Pack<T> x = load16(s.k + r * XL + c), y = load16(s.q + r * XL + c);
+      Pack<f16> ak, aq;
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        const float gr = s.g[r * GL + c + j] - s.ref[a * KP + c + j], e = power(gr + SHIFT), kv = to_float(x.v[j]);
+        ak.v[j] = __float2half_rn(kv * e);
+        aq.v[j] = __float2half_rn(scale * to_float(y.v[j]) * e);
+        own[i].v[j] = __float2half_rn(kv * power(fminf(-gr, NEAR) - SHIFT));
+        next[i].v[j] = __float2half_rn(kv * power((a < 3 ? s.ref[(a + 1) * KP + c + j] : s.ref[4 * KP + c + j]) - s.g[r * GL + c + j]));
+      }
+      store16(s.ahead_k() + r * XL + c, ak);
+      store16(s.ahead_q() + r * XL + c, aq);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+      const int at = (tid + i * 256) / PACKS * XL + (tid + i * 256) % PACKS * 8;
+      store16(s.back_own() + at, own[i]);
+      store16(s.back_next() + at, next[i]);
+    }
   }
   __syncthreads();
   for (int i = warp; i < 10; i += 8) {
     const int a = i < 4 ? 3 : i < 7 ? 2 : i < 9 ? 1 : 0, b = i < 4 ? i : i < 7 ? i - 4 : i < 9 ? i - 7 : 0;
-    scores(s, item, a, b, scale);
+    scores(s, item, a, b);
   }
   __syncthreads();
-  invert(s);
-  // Qg, Kg to the item; k exp G in the place of q.
-  for (int i = tid; i < C * PACKS; i += 256) {
-    const int r = i / PACKS, c = i % PACKS * 8;
-    Pack<T> a = load16(s.q + r * XL + c), b = load16(s.k + r * XL + c), e;
+  // Qg, Kg to the item; k exp G in the place of k.
+#pragma unroll
+  for (int i = 0; i < TURNS; i++) {
+    const int r = (tid + i * 256) / PACKS, p = (tid + i * 256) % PACKS, c = p * 8, a = r / 16;
+    const Pack<f16> ak = load16(s.ahead_k() + r * XL + c), aq = load16(s.ahead_q() + r * XL + c), next = load16(s.back_next() + r * XL + c);
+    Pack<T> x, y, z;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-      const float x = s.g[r * GL + c + j], up = __expf(x);
-      a.v[j] = from_float<T>(scale * to_float(a.v[j]) * up);
-      e.v[j] = from_float<T>(to_float(b.v[j]) * up);
-      b.v[j] = from_float<T>(to_float(b.v[j]) * __expf(s.g[(C - 1) * GL + c + j] - x));
+      const float up = s.up[a * KP + c + j];
+      x.v[j] = from_float<T>(to_float(ak.v[j]) * up);
+      y.v[j] = from_float<T>(to_float(aq.v[j]) * up);
+      z.v[j] = from_float<T>(to_float(next.v[j]) * s.down[a * KP + c + j]);
     }
-    store16(item + Item<KP>::Q + swizzled(r, c / 8, PACKS) * 8, a);
-    store16(item + Item<KP>::K + swizzled(r, c / 8, PACKS) * 8, b);
-    store16(s.q + r * XL + c, e);
+    store16(s.k + r * XL + c, x);
+    store16(item + Item<KP>::Q + swizzled(r, p, PACKS) * 8, y);
+    store16(item + Item<KP>::K + swizzled(r, p, PACKS) * 8, z);
   }
-  if (tid < KP) reinterpret_cast<float*>(item + Item<KP>::GAMMA)[tid] = __expf(s.g[(C - 1) * GL + tid]);
   __syncthreads();
-  // v in the place of k, as many columns at a time as k has; W and U 16 columns a warp in the place of g, then to the item in
+  // v in the place of q, as many columns at a time as q has; W and U 16 columns a warp in the place of g, then to the item in
   // order.
-  const bool vwhole = dv % 8 == 0;
   const T* vp = v + ((size_t)at.x * hv + head) * dv;
   constexpr int BATCH = KP / 32; // tiles of v at a time
   T *stage = reinterpret_cast<T*>(s.g), *ustage = stage + C * KP;
+  fetch<XL>(s.q, vp, min(BATCH, tiles) * 4, 0, dv, (int64_t)hv * dv, at.y);
+  invert(s);
   for (int t0 = 0; t0 < tiles; t0 += BATCH) {
     const int n = min(BATCH, tiles - t0);
-    for (int i = tid; i < n * C * 4; i += 256) {
-      const int r = i / (n * 4), c = i % (n * 4) * 8, from = t0 * 32 + c;
-      Pack<T> a;
-#pragma unroll
-      for (int j = 0; j < 8; j++) a.v[j] = from_float<T>(0);
-      if (r < at.y && from < dv) {
-        const size_t o = (size_t)r * hv * dv + from;
-        if (vwhole) {
-          a = load16(vp + o);
-        } else {
-#pragma unroll
-          for (int j = 0; j < 8; j++)
-            if (from + j < dv) a.v[j] = vp[o + j];
-        }
-      }
-      store16(s.k + r * XL + c, a);
-    }
+    if (t0 > 0) fetch<XL>(s.q, vp, n * 4, t0 * 32, dv, (int64_t)hv * dv, at.y);
+    copy_wait<0>();
+    __syncthreads();
     if (t0 == 0)
-      for (int i = warp; i < KP / 16; i += 8) apply<T>(stage, PACKS, i * 16, s.m, s.beta, s.q + i * 16, XL, -1);
+      for (int i = warp; i < KP / 16; i += 8) apply<T>(stage, PACKS, i * 16, s.t_high(), s.t_low(), s.k + i * 16, XL, -1);
+    for (int i = warp; i < 2 * n; i += 8) apply<T>(ustage + i / 2 * Item<KP>::TILE, 4, i % 2 * 16, s.t_high(), s.t_low(), s.q + i * 16, XL, 1);
     __syncthreads();
-    for (int i = warp; i < 2 * n; i += 8) apply<T>(ustage + i / 2 * Item<KP>::TILE, 4, i % 2 * 16, s.m, s.beta, s.k + i * 16, XL, 1);
-    __syncthreads();
+    if (t0 == 0)
+      for (int i = tid; i < C * PACKS; i += 256) store16(item + Item<KP>::W + i * 8, load16(stage + i * 8));
     for (int i = tid; i < n * Item<KP>::TILE / 8; i += 256) store16(item + Item<KP>::SHARED + t0 * Item<KP>::TILE + i * 8, load16(ustage + i * 8));
+    if (t0 + BATCH < tiles) __syncthreads();
   }
-  for (int i = tid; i < C * PACKS; i += 256) store16(item + Item<KP>::W + i * 8, load16(stage + i * 8));
 }
 
-// Shared memory of a block: two items, or one, then two barriers.
+// Shared memory of a scanning block: one item or two with their barriers, then what the warps hand over.
 template <class T, int KP> struct Pipe {
-  static constexpr int BYTES = (Item<KP>::SHARED + Item<KP>::TILE) * sizeof(T);
-  T* at;
+  static constexpr int BYTES = (Item<KP>::SHARED + Item<KP>::TILE) * sizeof(T), HANDOVER = 2 * (KP / 16 + C / 16) * 32 * 16;
+  char* memory;
   uint64_t* full;
   int stages;
 
-  __device__ void start(char* memory, int n) {
-    at = reinterpret_cast<T*>(memory), stages = n;
-    full = reinterpret_cast<uint64_t*>(memory + n * BYTES);
+  __device__ void start(char* p, int n) {
+    memory = p, stages = n;
+    full = reinterpret_cast<uint64_t*>(p + n * BYTES);
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
       for (int i = 0; i < n; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(full + i)) : "memory");
@@ -387,19 +505,22 @@ template <class T, int KP> struct Pipe {
     __syncthreads();
 #endif
   }
-  __device__ T* stage(int i) const { return at + i % stages * (BYTES / sizeof(T)); }
+  // Stage of item i; of two they alternate.
+  __device__ int stage(int i) const { return stages > 1 ? i & 1 : 0; }
+  __device__ char* place(int i) const { return memory + stage(i) * BYTES; }
+  __device__ uint4* handover(int half) const { return reinterpret_cast<uint4*>(memory + stages * BYTES + 16) + half * (KP / 16 + C / 16) * 32; }
   // Item i: what all tiles read, and tile u of U behind it.
   __device__ void load(int i, const T* item, const T* u) const {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
-      const uint32_t bar = shared_address(full + i % stages), dst = shared_address(stage(i));
+      const uint32_t bar = shared_address(full + stage(i)), dst = shared_address(place(i));
       constexpr uint32_t A = Item<KP>::SHARED * sizeof(T), B = Item<KP>::TILE * sizeof(T);
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(A + B) : "memory");
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(item), "r"(A), "r"(bar) : "memory");
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst + A), "l"(u), "r"(B), "r"(bar) : "memory");
     }
 #else
-    const uint32_t dst = shared_address(stage(i));
+    const uint32_t dst = shared_address(place(i));
     for (int j = threadIdx.x; j < Item<KP>::SHARED / 8; j += blockDim.x) copy_async16(dst + j * 16, item + j * 8, true);
     for (int j = threadIdx.x; j < Item<KP>::TILE / 8; j += blockDim.x) copy_async16(dst + Item<KP>::SHARED * sizeof(T) + j * 16, u + j * 8, true);
     copy_commit();
@@ -410,8 +531,8 @@ template <class T, int KP> struct Pipe {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n\t.reg .pred p;\n\tagain_%=:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@p bra done_%=;\n\tbra again_%=;\n\tdone_%=:\n\t}" ::"r"(
-            shared_address(full + i % stages)),
-        "r"(i / stages & 1)
+            shared_address(full + stage(i))),
+        "r"(stages > 1 ? i >> 1 & 1 : i & 1)
         : "memory");
 #else
     if (behind)
@@ -423,13 +544,154 @@ template <class T, int KP> struct Pipe {
   }
 };
 
-// One or two warps own 16 columns each of head blockIdx.y of sequence blockIdx.z, over the chunks [c0, c1) that are its own.
+// Two warps meet: `half` of the block, point 0 or 1. The first only tells that it was there.
+__device__ __forceinline__ void meet(int half, int point, bool tell) {
+  const int id = 1 + half * 2 + point;
+  if (tell)
+    asm volatile("bar.arrive %0, 64;" ::"r"(id) : "memory");
+  else
+    asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
+}
+
+// Sixteen rows and columns of accumulators as the first operand of a product.
+template <class T> __device__ __forceinline__ uint4 rounded(const float (&x)[4], const float (&y)[4]) {
+  return make_uint4(pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(y[0], y[1]), pack2<T>(y[2], y[3]));
+}
+template <class T> __device__ __forceinline__ void multiply(float (&c)[4], float (&d)[4], const uint4& x, const uint32_t (&b)[4]) {
+  const uint32_t a[4] = {x.x, x.y, x.z, x.w};
+  mma16816<T>(c, a, b[0], b[1]);
+  mma16816<T>(d, a, b[2], b[3]);
+}
+
+// Where a lane's rows of the second operands lie in the item at base: rows of 16 tokens, packs of the inner axis, or across.
+template <class T, int KP> struct Operands {
+  uint32_t base;
+  int lane;
+  __device__ void rows(uint32_t (&b)[4], int part, int packs, int n, int kk) const { // tokens 16 n.., inner 16 kk..
+    ldmatrix4(b, base + (part + swizzled(n * 16 + lane % 8 + lane / 16 * 8, kk * 2 + lane / 8 % 2, packs) * 8) * sizeof(T));
+  }
+  __device__ void across(uint32_t (&b)[4], int part, int packs, int j, int n) const { // inner = tokens 16 j.., columns 16 n..
+    ldmatrix4_trans(b, base + (part + swizzled(j * 16 + lane % 16, n * 2 + lane / 16, packs) * 8) * sizeof(T));
+  }
+};
+
+// The warp that keeps the state, transposed, of 16 columns: Vn, then the new state. It hands over the state before the chunk
+// and Vn, rounded.
+template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP / 8][4], const char* item, uint4* hand, int half) {
+  constexpr int PACKS = KP / 8;
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  const Operands<T, KP> x{shared_address(item), lane};
+  float vn[C / 8][4];
+#pragma unroll
+  for (int kk = 0; kk < KP / 16; kk++) hand[kk * 32 + lane] = rounded<T>(s[2 * kk], s[2 * kk + 1]);
+  meet(half, 0, true);
+#pragma unroll
+  for (int n = 0; n < C / 16; n++) { // U', tokens 16 n.. by this warp's columns
+    uint32_t u[4];
+    const int r = n * 16 + lane % 8 + lane / 16 * 8, p = half * 2 + lane / 8 % 2;
+    ldmatrix4_trans(u, x.base + (Item<KP>::SHARED + swizzled(r, p, 4) * 8) * sizeof(T));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const T* e = reinterpret_cast<const T*>(&u[i]);
+      vn[2 * n + i / 2][i % 2 * 2] = to_float(e[0]), vn[2 * n + i / 2][i % 2 * 2 + 1] = to_float(e[1]);
+    }
+  }
+  // Operands of a step are loaded while the products of the one before run.
+  uint32_t b[2][4][4];
+#pragma unroll
+  for (int n = 0; n < 4; n++) x.rows(b[0][n], Item<KP>::W, PACKS, n, 0);
+#pragma unroll
+  for (int kk = 0; kk < KP / 16; kk++) {
+    const uint4 a = rounded<T>(s[2 * kk], s[2 * kk + 1]);
+    if (kk + 1 < KP / 16)
+#pragma unroll
+      for (int n = 0; n < 4; n++) x.rows(b[(kk + 1) & 1][n], Item<KP>::W, PACKS, n, kk + 1);
+#pragma unroll
+    for (int n = 0; n < 4; n++) multiply<T>(vn[2 * n], vn[2 * n + 1], a, b[kk & 1][n]);
+  }
+  uint4 v[C / 16];
+#pragma unroll
+  for (int j = 0; j < C / 16; j++) hand[(KP / 16 + j) * 32 + lane] = v[j] = rounded<T>(vn[2 * j], vn[2 * j + 1]);
+  meet(half, 1, true);
+  constexpr int PARTS = KP / 64;
+#pragma unroll
+  for (int n = 0; n < 4; n++) x.across(b[0][n], Item<KP>::K, PACKS, 0, n);
+  const float* gamma = reinterpret_cast<const float*>(item + Item<KP>::GAMMA * sizeof(T)) + 2 * t;
+#pragma unroll
+  for (int n = 0; n < KP / 8; n++) {
+    const float2 f = *reinterpret_cast<const float2*>(gamma + n * 8);
+    s[n][0] *= f.x, s[n][1] *= f.y, s[n][2] *= f.x, s[n][3] *= f.y;
+  }
+#pragma unroll
+  for (int i = 0; i < C / 16 * PARTS; i++) {
+    const int j = i / PARTS, part = i % PARTS;
+    if (i + 1 < C / 16 * PARTS)
+#pragma unroll
+      for (int n = 0; n < 4; n++) x.across(b[(i + 1) & 1][n], Item<KP>::K, PACKS, (i + 1) / PARTS, (i + 1) % PARTS * 4 + n);
+#pragma unroll
+    for (int n = 0; n < 4; n++) multiply<T>(s[part * 8 + 2 * n], s[part * 8 + 2 * n + 1], v[j], b[i & 1][n]);
+  }
+}
+
+// The warp that makes the outputs of the same columns, from what is handed over.
+template <class T, int KP>
+__device__ __forceinline__ void outputs(T* out, const char* item, const uint4* hand, int half, int64_t row, int tokens, int col, int dv) {
+  constexpr int PACKS = KP / 8;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const Operands<T, KP> x{shared_address(item), lane};
+  float o[C / 8][4] = {};
+  uint32_t b[2][4][4];
+#pragma unroll
+  for (int n = 0; n < 4; n++) x.rows(b[0][n], Item<KP>::Q, PACKS, n, 0);
+  meet(half, 0, false);
+#pragma unroll
+  for (int kk = 0; kk < KP / 16; kk++) {
+    const uint4 a = hand[kk * 32 + lane];
+    if (kk + 1 < KP / 16)
+#pragma unroll
+      for (int n = 0; n < 4; n++) x.rows(b[(kk + 1) & 1][n], Item<KP>::Q, PACKS, n, kk + 1);
+#pragma unroll
+    for (int n = 0; n < 4; n++) multiply<T>(o[2 * n], o[2 * n + 1], a, b[kk & 1][n]);
+  }
+  meet(half, 1, false);
+#pragma unroll
+  for (int j = 0; j < C / 16; j++) {
+    const uint4 a = hand[(KP / 16 + j) * 32 + lane];
+#pragma unroll
+    for (int n = j; n < 4; n++) {
+      x.rows(b[0][n], Item<KP>::P, C / 8, n, j);
+      multiply<T>(o[2 * n], o[2 * n + 1], a, b[0][n]);
+    }
+  }
+  T* to = out + g * row + 2 * t; // row: elements from a token to the next
+  if (tokens == C && col + 16 <= dv && dv % 2 == 0) {
+#pragma unroll
+    for (int n = 0; n < C / 8; n++, to += 8 * row) {
+      *reinterpret_cast<uint32_t*>(to) = transpose8(pack2<T>(o[n][0], o[n][1]));
+      *reinterpret_cast<uint32_t*>(to + 8) = transpose8(pack2<T>(o[n][2], o[n][3]));
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < C / 8; n++, to += 8 * row) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const uint32_t y = transpose8(pack2<T>(o[n][2 * i], o[n][2 * i + 1]));
+      const T* e = reinterpret_cast<const T*>(&y);
+      const int c = col + i * 8 + 2 * t;
+      if (n * 8 + g < tokens && c < dv) to[i * 8] = e[0];
+      if (n * 8 + g < tokens && c + 1 < dv) to[i * 8 + 1] = e[1];
+    }
+  }
+}
+
+// Head blockIdx.y of sequence blockIdx.z, columns 32 blockIdx.x and on, over those of the chunks [c0, c1) that are its own.
+// Warps 0 and 1 keep the states of 16 columns each, warps 2 and 3 make their outputs.
 template <class T, int KP>
 __device__ __forceinline__ void scan(T* out, float* st, const float* s0, const T* items, const int* sequences, const int* chunks, int c0, int c1, int hv,
                                      int dk, int dv, int stages) {
   extern __shared__ __align__(128) char memory[];
-  constexpr int PACKS = KP / 8;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, head = blockIdx.y, col = blockIdx.x * 32 + warp * 16;
+  const int warp = threadIdx.x / 32, half = warp % 2, lane = threadIdx.x % 32, head = blockIdx.y, col = blockIdx.x * 32 + half * 16;
   grid_wait();
   const Sequence seq(sequences, blockIdx.z);
   if (seq.tokens < 0) return;
@@ -443,152 +705,45 @@ __device__ __forceinline__ void scan(T* out, float* st, const float* s0, const T
   const int lo = max(c0, seq.chunk), hi = min(c1, seq.chunk + (seq.tokens + C - 1) / C);
   const bool empty = seq.tokens == 0 && c0 == 0; // hands its state on
   if (lo >= hi && !empty) return;
-  float s[KP / 8][4];
   const size_t at = ((size_t)seq.slot * hv + head) * dk * dv;
   const float* from = lo == seq.chunk || empty ? (seq.fresh ? nullptr : s0) : st;
-  auto place = [&](int n, int i, bool& live) {
-    const int d = n * 8 + 2 * t + i % 2, v = col + g + i / 2 * 8;
-    live = d < dk && v < dv;
-    return at + (size_t)d * dv + v;
+  float s[KP / 8][4];
+  auto each = [&](auto f) {
+#pragma unroll
+    for (int n = 0; n < KP / 8; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int d = n * 8 + 2 * (lane % 4) + i % 2, v = col + lane / 4 + i / 2 * 8;
+        f(s[n][i], at + (size_t)d * dv + v, d < dk && v < dv);
+      }
+    }
   };
-#pragma unroll
-  for (int n = 0; n < KP / 8; n++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      bool live;
-      const size_t p = place(n, i, live);
-      s[n][i] = live && from ? from[p] : 0.f;
+  Pipe<T, KP> pipe;
+  pipe.start(memory, stages);
+  const size_t size = Item<KP>::SHARED + (size_t)((dv + 31) / 32) * Item<KP>::TILE;
+  auto load = [&](int c) {
+    const T* item = items + ((size_t)(c - c0) * hv + head) * size;
+    pipe.load(c - lo, item, item + Item<KP>::SHARED + blockIdx.x * Item<KP>::TILE);
+  };
+  if (!empty) load(lo);
+  if (warp < 2) each([&](float& x, size_t p, bool live) { x = live && from ? from[p] : 0.f; });
+  for (int c = lo; c < hi; c++) {
+    const bool more = c + 1 < hi;
+    if (more && stages > 1) load(c + 1);
+    pipe.wait(c - lo, more && stages > 1);
+    const char* item = pipe.place(c - lo);
+    if (warp < 2) {
+      advance<T, KP>(s, item, pipe.handover(half), half);
+    } else {
+      const int2 x = reinterpret_cast<const int2*>(chunks)[c];
+      outputs<T, KP>(out + ((size_t)x.x * hv + head) * dv + col, item, pipe.handover(half), half, (int64_t)hv * dv, x.y, col, dv);
     }
+    __syncthreads(); // the item's place is free
+    if (more && stages == 1) load(c + 1);
   }
-  if (!empty) {
-    Pipe<T, KP> pipe;
-    pipe.start(memory, stages);
-    const size_t size = Item<KP>::SHARED + (size_t)((dv + 31) / 32) * Item<KP>::TILE;
-    auto load = [&](int c) {
-      const T* item = items + ((size_t)(c - c0) * hv + head) * size;
-      pipe.load(c - lo, item, item + Item<KP>::SHARED + blockIdx.x * Item<KP>::TILE);
-    };
-    load(lo);
-    for (int c = lo; c < hi; c++) {
-      const bool more = c + 1 < hi;
-      if (more && stages > 1) load(c + 1);
-      pipe.wait(c - lo, more && stages > 1);
-      const T* x = pipe.stage(c - lo);
-      const uint32_t base = shared_address(x);
-      float vn[C / 8][4], o[C / 8][4] = {};
-#pragma unroll
-      for (int n = 0; n < C / 8; n += 2) { // U', tokens n*8.. by this warp's 16 columns
-        uint32_t u[4];
-        const int r = n * 8 + lane % 8 + lane / 16 * 8, p = warp * 2 + lane / 8 % 2;
-        ldmatrix4_trans(u, base + (Item<KP>::SHARED + swizzled(r, p, 4) * 8) * sizeof(T));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const T* e = reinterpret_cast<const T*>(&u[i]);
-          vn[n + i / 2][i % 2 * 2] = to_float(e[0]), vn[n + i / 2][i % 2 * 2 + 1] = to_float(e[1]);
-        }
-      }
-      // The operands of a step are loaded while the products of the one before run.
-      const int lr = lane % 8 + lane / 16 * 8, lp = lane / 8 % 2;
-      uint32_t b[2][8][4];
-      auto load_wq = [&](uint32_t(&d)[8][4], int kk) {
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-          const uint32_t row = swizzled(n * 16 + lr, kk * 2 + lp, PACKS) * 8;
-          ldmatrix4(d[n], base + (Item<KP>::W + row) * sizeof(T));
-          ldmatrix4(d[n + 4], base + (Item<KP>::Q + row) * sizeof(T));
-        }
-      };
-      load_wq(b[0], 0);
-#pragma unroll
-      for (int kk = 0; kk < KP / 16; kk++) {
-        if (kk + 1 < KP / 16) load_wq(b[(kk + 1) & 1], kk + 1);
-        const uint32_t a[4] = {pack2<T>(s[2 * kk][0], s[2 * kk][1]), pack2<T>(s[2 * kk][2], s[2 * kk][3]), pack2<T>(s[2 * kk + 1][0], s[2 * kk + 1][1]),
-                               pack2<T>(s[2 * kk + 1][2], s[2 * kk + 1][3])};
-        uint32_t(&d)[8][4] = b[kk & 1];
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-          mma16816<T>(vn[2 * n], a, d[n][0], d[n][1]);
-          mma16816<T>(vn[2 * n + 1], a, d[n][2], d[n][3]);
-        }
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-          mma16816<T>(o[2 * n], a, d[n + 4][0], d[n + 4][1]);
-          mma16816<T>(o[2 * n + 1], a, d[n + 4][2], d[n + 4][3]);
-        }
-      }
-      const float* gamma = reinterpret_cast<const float*>(x + Item<KP>::GAMMA);
-      // Kg by 8 packs of 8 columns, then P, in one row of steps.
-      constexpr int PARTS = KP / 64;
-      auto load_k = [&](uint32_t(&d)[8][4], int j, int part) {
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-          ldmatrix4_trans(d[n], base + (Item<KP>::K + swizzled(j * 16 + lane % 16, part * 8 + n * 2 + lane / 16, PACKS) * 8) * sizeof(T));
-      };
-      auto load_p = [&](uint32_t(&d)[8][4], int j) {
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-          if (n >= j) ldmatrix4(d[n + 4], base + (Item<KP>::P + swizzled(n * 16 + lr, j * 2 + lp, C / 8) * 8) * sizeof(T));
-      };
-      load_k(b[0], 0, 0);
-      load_p(b[0], 0);
-#pragma unroll
-      for (int n = 0; n < KP / 8; n++) {
-        const float2 f = *reinterpret_cast<const float2*>(gamma + n * 8 + 2 * t);
-        s[n][0] *= f.x, s[n][1] *= f.y, s[n][2] *= f.x, s[n][3] *= f.y;
-      }
-#pragma unroll
-      for (int i = 0; i < C / 16 * PARTS; i++) {
-        const int j = i / PARTS, part = i % PARTS;
-        if (i + 1 < C / 16 * PARTS) {
-          load_k(b[(i + 1) & 1], (i + 1) / PARTS, (i + 1) % PARTS);
-          if ((i + 1) % PARTS == 0) load_p(b[(i + 1) & 1], (i + 1) / PARTS);
-        }
-        const uint32_t a[4] = {pack2<T>(vn[2 * j][0], vn[2 * j][1]), pack2<T>(vn[2 * j][2], vn[2 * j][3]), pack2<T>(vn[2 * j + 1][0], vn[2 * j + 1][1]),
-                               pack2<T>(vn[2 * j + 1][2], vn[2 * j + 1][3])};
-        uint32_t(&d)[8][4] = b[i & 1];
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-          mma16816<T>(s[part * 8 + 2 * n], a, d[n][0], d[n][1]);
-          mma16816<T>(s[part * 8 + 2 * n + 1], a, d[n][2], d[n][3]);
-        }
-        if (part > 0) continue;
-#pragma unroll
-        for (int n = j; n < 4; n++) {
-          mma16816<T>(o[2 * n], a, d[n + 4][0], d[n + 4][1]);
-          mma16816<T>(o[2 * n + 1], a, d[n + 4][2], d[n + 4][3]);
-        }
-      }
-      const int first = reinterpret_cast<const int2*>(chunks)[c].x, tokens = reinterpret_cast<const int2*>(chunks)[c].y;
-#pragma unroll
-      for (int n = 0; n < C / 8; n++) {
-        const int row = n * 8 + g;
-        T* to = out + ((size_t)(first + row) * hv + head) * dv + col + 2 * t;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const uint32_t y = transpose8(pack2<T>(o[n][2 * i], o[n][2 * i + 1]));
-          if (row >= tokens) continue;
-          if (dv % 2 == 0) {
-            if (col + i * 8 + 2 * t < dv) *reinterpret_cast<uint32_t*>(to + i * 8) = y;
-          } else {
-            const T* e = reinterpret_cast<const T*>(&y);
-            if (col + i * 8 + 2 * t < dv) to[i * 8] = e[0];
-            if (col + i * 8 + 2 * t + 1 < dv) to[i * 8 + 1] = e[1];
-          }
-        }
-      }
-      __syncthreads(); // the item's place is free
-      if (more && stages == 1) load(c + 1);
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < KP / 8; n++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      bool live;
-      const size_t p = place(n, i, live);
-      if (live) st[p] = s[n][i];
-    }
-  }
+  if (warp < 2) each([&](float& x, size_t p, bool live) {
+      if (live) st[p] = x;
+    });
 }
 
 #define PREFILL(T, KP)                                                                                                                       \
@@ -597,7 +752,7 @@ __device__ __forceinline__ void scan(T* out, float* st, const float* s0, const T
                                                                                  int dv, float scale) {                                      \
     chunk<T, KP>(items, q, k, v, g, beta, chunks, first, h, hv, dk, dv, scale);                                                             \
   }                                                                                                                                          \
-  extern "C" __global__ void __launch_bounds__(64) kda_prefill_scan_##T##_##KP(T* out, float* st, const float* s0, const T* items, const int* sequences, \
+  extern "C" __global__ void __launch_bounds__(128) kda_prefill_scan_##T##_##KP(T* out, float* st, const float* s0, const T* items, const int* sequences, \
                                                                                const int* chunks, int c0, int c1, int hv, int dk, int dv, int stages) { \
     scan<T, KP>(out, st, s0, items, sequences, chunks, c0, c1, hv, dk, dv, stages);                                                          \
   }

@@ -199,6 +199,9 @@ func (l Launch) pack(encode func(dst []byte, m TensorMap) error) ([]byte, error)
 			align(mapSize / 2)
 			at := len(block)
 			block = append(block, make([]byte, mapSize)...)
+			if v.Base.IsNil() {
+				continue // for a kernel of a GPU that has no copy engine
+			}
 			if err := encode(block[at:], v); err != nil {
 				return nil, fmt.Errorf("%s: argument %s: %w", l.Kernel, a.Name, err)
 			}
