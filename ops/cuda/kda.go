@@ -142,9 +142,9 @@ func (h KDAHeads) tile(bytes int) int { return min((h.DV+3)/4*4, 128, bytes/4/h.
 
 // states are the states of a pool for the copy engine, where there is one; it has as many as the slots that the kernel meets
 // say.
-func (h KDAHeads) states(gpu Target, pool Pointer, columns int) TensorMap {
+func (h KDAHeads) states(gpu Target, pool Pointer, columns int) any {
 	if gpu.Compute < 90 {
-		return TensorMap{}
+		return nil
 	}
 	return TensorMap{Base: pool, Type: F32, Dims: []uint64{uint64(h.DV), 1 << 31}, Strides: []uint64{uint64(4 * h.DV)}, Box: []uint32{uint32(columns), uint32(h.DK)}}
 }
