@@ -1,38 +1,22 @@
-// Kimi Delta Attention of many tokens in chunks of 64, on the tensor cores. Two kernels for a section of chunks:
+// The first kernel of Kimi Delta Attention in chunks of 64 tokens, on the tensor cores: one block of 256 threads a chunk and value
+// head, all in parallel. With G the running sum of the log-decay:
 //
-//   chunk  one block of 256 threads a chunk and value head, all in parallel. With G the running sum of the log-decay:
-//            m_ij = sum_d k_id k_jd exp(G_id - G_jd) (j < i),  P_ij = scale sum_d q_id k_jd exp(G_id - G_jd) (j <= i)
-//            T = (I + diag(beta) m)^-1 diag(beta),  U = T v,  W = -T (k exp G)
-//            Qg = scale q exp G,  Kg = k exp(G_last - G),  gamma = exp G_last
-//          It leaves W, Qg, Kg, P, gamma and U as one item of memory, laid out as the second kernel wants it in shared memory.
-//   scan   two warps for 16 columns of the state of a head, over the chunks of a sequence in order. One keeps the state in f32
-//          accumulators, transposed [V,K]: Vn' = U' + S' W', S' <- S' gamma + Vn' Kg; the state passes to the first operand
-//          of a product by rounding in place. The other makes O' = S' Qg' + Vn' P' of what is handed to it. A block has four
-//          warps; the next item arrives while one is worked on.
+//   m_ij = sum_d k_id k_jd exp(G_id - G_jd) (j < i),  P_ij = scale sum_d q_id k_jd exp(G_id - G_jd) (j <= i)
+//   T = (I + diag(beta) m)^-1 diag(beta),  U = T v,  W = -T (k exp G)
+//   Qg = scale q exp G,  Kg = k exp(G_last - G),  gamma = exp G_last
+//
+// It leaves W, Qg, Kg, P, gamma and U as one item of memory, laid out as kda_prefill_scan.cu wants it in shared memory.
 //
 // Exponents of the products are never above 0. Their factors: a row's from the first row of its block of 16 on, a column's back
 // to the first row of the next block (blocks off the diagonal), both at most 1, or back to the first row of its own (blocks on
 // it), which must undo what has decayed since: as f16 up to 2^14, shifted evenly around 1; rows beyond that in tf32 up to
 // 2^115; rows beyond that pair by pair. Which way a row takes depends on tokens before it alone.
-// Blocks of 16 are inverted by substitution in f32, then merged with products of three tf32 terms. Products of U, W and the
-// scan are of 16 bits, with T in two parts. Missing rows of a last chunk count as k = 0, g = 0, beta = 0.
+// Blocks of 16 are inverted by substitution in f32, then merged with products of three tf32 terms. Products of U and W are of
+// 16 bits, with T in two parts. Missing rows of a last chunk count as k = 0, g = 0, beta = 0.
 //
-// Scratch items are aligned to 16 bytes. Shared memory: see prefillShared in ops/cuda. State f32. Any arch; the items come by
-// bulk copies on sm_90. Paper: Kimi Team, Kimi Linear (arXiv:2510.26692); section 2 of its appendix for the chunked form.
-#include "kda.cuh"
-#include "mma.cuh"
-
-constexpr int C = 64; // tokens of a chunk
-
-// 16-byte place of column pack p (8 elements) in row r of a tile with `packs` packs a row, spread over the banks.
-__device__ __forceinline__ int swizzled(int r, int p, int packs) {
-  return packs == 4 ? r * 4 + (p ^ (r >> 1 & 3)) : r * packs + (p ^ (r & 7));
-}
-
-// An item in elements of T: W, Qg, Kg [C,KP], P [C,C], gamma [KP] f32, then U in tiles [C,32].
-template <int KP> struct Item {
-  static constexpr int W = 0, Q = C * KP, K = 2 * C * KP, P = 3 * C * KP, GAMMA = P + C * C, SHARED = GAMMA + 2 * KP, TILE = C * 32;
-};
+// Items and operands aligned to 16 bytes. Shared memory: Chunk::BYTES, 99,584 at K 128. Any arch. Paper: Kimi Team, Kimi Linear
+// (arXiv:2510.26692).
+#include "kda_item.cuh"
 
 // The part of x that tf32 holds, cut off.
 __device__ __forceinline__ float tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000); }
@@ -487,274 +471,10 @@ __device__ __forceinline__ void chunk(T* items, const T* q, const T* k, const T*
   }
 }
 
-// Shared memory of a scanning block: one item or two with their barriers, then what the warps hand over.
-template <class T, int KP> struct Pipe {
-  static constexpr int BYTES = (Item<KP>::SHARED + Item<KP>::TILE) * sizeof(T), HANDOVER = 2 * (KP / 16 + C / 16) * 32 * 16;
-  char* memory;
-  uint64_t* full;
-  int stages;
-
-  __device__ void start(char* p, int n) {
-    memory = p, stages = n;
-    full = reinterpret_cast<uint64_t*>(p + n * BYTES);
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < n; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(full + i)) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
-#endif
+#define CHUNK(T, KP)                                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(256, KP < 256 ? 2 : 1) kda_prefill_chunk_##T##_##KP(                                           \
+      T* items, const T* q, const T* k, const T* v, const float* g, const float* beta, const int* chunks, int first, int h, int hv, int dk, int dv, float scale) { \
+    chunk<T, KP>(items, q, k, v, g, beta, chunks, first, h, hv, dk, dv, scale);                                                              \
   }
-  // Stage of item i; of two they alternate.
-  __device__ int stage(int i) const { return stages > 1 ? i & 1 : 0; }
-  __device__ char* place(int i) const { return memory + stage(i) * BYTES; }
-  __device__ uint4* handover(int half) const { return reinterpret_cast<uint4*>(memory + stages * BYTES + 16) + half * (KP / 16 + C / 16) * 32; }
-  // Item i: what all tiles read, and tile u of U behind it.
-  __device__ void load(int i, const T* item, const T* u) const {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-      const uint32_t bar = shared_address(full + stage(i)), dst = shared_address(place(i));
-      constexpr uint32_t A = Item<KP>::SHARED * sizeof(T), B = Item<KP>::TILE * sizeof(T);
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(A + B) : "memory");
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(item), "r"(A), "r"(bar) : "memory");
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst + A), "l"(u), "r"(B), "r"(bar) : "memory");
-    }
-#else
-    const uint32_t dst = shared_address(place(i));
-    for (int j = threadIdx.x; j < Item<KP>::SHARED / 8; j += blockDim.x) copy_async16(dst + j * 16, item + j * 8, true);
-    for (int j = threadIdx.x; j < Item<KP>::TILE / 8; j += blockDim.x) copy_async16(dst + Item<KP>::SHARED * sizeof(T) + j * 16, u + j * 8, true);
-    copy_commit();
-#endif
-  }
-  // Item i is there; `behind` says that one more has been asked for.
-  __device__ void wait(int i, bool behind) const {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tagain_%=:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@p bra done_%=;\n\tbra again_%=;\n\tdone_%=:\n\t}" ::"r"(
-            shared_address(full + stage(i))),
-        "r"(stages > 1 ? i >> 1 & 1 : i & 1)
-        : "memory");
-#else
-    if (behind)
-      copy_wait<1>();
-    else
-      copy_wait<0>();
-    __syncthreads();
-#endif
-  }
-};
-
-// Two warps meet: `half` of the block, point 0 or 1. The first only tells that it was there.
-__device__ __forceinline__ void meet(int half, int point, bool tell) {
-  const int id = 1 + half * 2 + point;
-  if (tell)
-    asm volatile("bar.arrive %0, 64;" ::"r"(id) : "memory");
-  else
-    asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
-}
-
-// Sixteen rows and columns of accumulators as the first operand of a product.
-template <class T> __device__ __forceinline__ uint4 rounded(const float (&x)[4], const float (&y)[4]) {
-  return make_uint4(pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(y[0], y[1]), pack2<T>(y[2], y[3]));
-}
-template <class T> __device__ __forceinline__ void multiply(float (&c)[4], float (&d)[4], const uint4& x, const uint32_t (&b)[4]) {
-  const uint32_t a[4] = {x.x, x.y, x.z, x.w};
-  mma16816<T>(c, a, b[0], b[1]);
-  mma16816<T>(d, a, b[2], b[3]);
-}
-
-// Where a lane's rows of the second operands lie in the item at base: rows of 16 tokens, packs of the inner axis, or across.
-template <class T, int KP> struct Operands {
-  uint32_t base;
-  int lane;
-  __device__ void rows(uint32_t (&b)[4], int part, int packs, int n, int kk) const { // tokens 16 n.., inner 16 kk..
-    ldmatrix4(b, base + (part + swizzled(n * 16 + lane % 8 + lane / 16 * 8, kk * 2 + lane / 8 % 2, packs) * 8) * sizeof(T));
-  }
-  __device__ void across(uint32_t (&b)[4], int part, int packs, int j, int n) const { // inner = tokens 16 j.., columns 16 n..
-    ldmatrix4_trans(b, base + (part + swizzled(j * 16 + lane % 16, n * 2 + lane / 16, packs) * 8) * sizeof(T));
-  }
-};
-
-// The warp that keeps the state, transposed, of 16 columns: Vn, then the new state. It hands over the state before the chunk
-// and Vn, rounded.
-template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP / 8][4], const char* item, uint4* hand, int half) {
-  constexpr int PACKS = KP / 8;
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  const Operands<T, KP> x{shared_address(item), lane};
-  float vn[C / 8][4];
-#pragma unroll
-  for (int kk = 0; kk < KP / 16; kk++) hand[kk * 32 + lane] = rounded<T>(s[2 * kk], s[2 * kk + 1]);
-  meet(half, 0, true);
-#pragma unroll
-  for (int n = 0; n < C / 16; n++) { // U', tokens 16 n.. by this warp's columns
-    uint32_t u[4];
-    const int r = n * 16 + lane % 8 + lane / 16 * 8, p = half * 2 + lane / 8 % 2;
-    ldmatrix4_trans(u, x.base + (Item<KP>::SHARED + swizzled(r, p, 4) * 8) * sizeof(T));
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const T* e = reinterpret_cast<const T*>(&u[i]);
-      vn[2 * n + i / 2][i % 2 * 2] = to_float(e[0]), vn[2 * n + i / 2][i % 2 * 2 + 1] = to_float(e[1]);
-    }
-  }
-  // Operands of a step are loaded while the products of the one before run.
-  uint32_t b[2][4][4];
-#pragma unroll
-  for (int n = 0; n < 4; n++) x.rows(b[0][n], Item<KP>::W, PACKS, n, 0);
-#pragma unroll
-  for (int kk = 0; kk < KP / 16; kk++) {
-    const uint4 a = rounded<T>(s[2 * kk], s[2 * kk + 1]);
-    if (kk + 1 < KP / 16)
-#pragma unroll
-      for (int n = 0; n < 4; n++) x.rows(b[(kk + 1) & 1][n], Item<KP>::W, PACKS, n, kk + 1);
-#pragma unroll
-    for (int n = 0; n < 4; n++) multiply<T>(vn[2 * n], vn[2 * n + 1], a, b[kk & 1][n]);
-  }
-  uint4 v[C / 16];
-#pragma unroll
-  for (int j = 0; j < C / 16; j++) hand[(KP / 16 + j) * 32 + lane] = v[j] = rounded<T>(vn[2 * j], vn[2 * j + 1]);
-  meet(half, 1, true);
-  constexpr int PARTS = KP / 64;
-#pragma unroll
-  for (int n = 0; n < 4; n++) x.across(b[0][n], Item<KP>::K, PACKS, 0, n);
-  const float* gamma = reinterpret_cast<const float*>(item + Item<KP>::GAMMA * sizeof(T)) + 2 * t;
-#pragma unroll
-  for (int n = 0; n < KP / 8; n++) {
-    const float2 f = *reinterpret_cast<const float2*>(gamma + n * 8);
-    s[n][0] *= f.x, s[n][1] *= f.y, s[n][2] *= f.x, s[n][3] *= f.y;
-  }
-#pragma unroll
-  for (int i = 0; i < C / 16 * PARTS; i++) {
-    const int j = i / PARTS, part = i % PARTS;
-    if (i + 1 < C / 16 * PARTS)
-#pragma unroll
-      for (int n = 0; n < 4; n++) x.across(b[(i + 1) & 1][n], Item<KP>::K, PACKS, (i + 1) / PARTS, (i + 1) % PARTS * 4 + n);
-#pragma unroll
-    for (int n = 0; n < 4; n++) multiply<T>(s[part * 8 + 2 * n], s[part * 8 + 2 * n + 1], v[j], b[i & 1][n]);
-  }
-}
-
-// The warp that makes the outputs of the same columns, from what is handed over.
-template <class T, int KP>
-__device__ __forceinline__ void outputs(T* out, const char* item, const uint4* hand, int half, int64_t row, int tokens, int col, int dv) {
-  constexpr int PACKS = KP / 8;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const Operands<T, KP> x{shared_address(item), lane};
-  float o[C / 8][4] = {};
-  uint32_t b[2][4][4];
-#pragma unroll
-  for (int n = 0; n < 4; n++) x.rows(b[0][n], Item<KP>::Q, PACKS, n, 0);
-  meet(half, 0, false);
-#pragma unroll
-  for (int kk = 0; kk < KP / 16; kk++) {
-    const uint4 a = hand[kk * 32 + lane];
-    if (kk + 1 < KP / 16)
-#pragma unroll
-      for (int n = 0; n < 4; n++) x.rows(b[(kk + 1) & 1][n], Item<KP>::Q, PACKS, n, kk + 1);
-#pragma unroll
-    for (int n = 0; n < 4; n++) multiply<T>(o[2 * n], o[2 * n + 1], a, b[kk & 1][n]);
-  }
-  meet(half, 1, false);
-#pragma unroll
-  for (int j = 0; j < C / 16; j++) {
-    const uint4 a = hand[(KP / 16 + j) * 32 + lane];
-#pragma unroll
-    for (int n = j; n < 4; n++) {
-      x.rows(b[0][n], Item<KP>::P, C / 8, n, j);
-      multiply<T>(o[2 * n], o[2 * n + 1], a, b[0][n]);
-    }
-  }
-  T* to = out + g * row + 2 * t; // row: elements from a token to the next
-  if (tokens == C && col + 16 <= dv && dv % 2 == 0) {
-#pragma unroll
-    for (int n = 0; n < C / 8; n++, to += 8 * row) {
-      *reinterpret_cast<uint32_t*>(to) = transpose8(pack2<T>(o[n][0], o[n][1]));
-      *reinterpret_cast<uint32_t*>(to + 8) = transpose8(pack2<T>(o[n][2], o[n][3]));
-    }
-    return;
-  }
-#pragma unroll
-  for (int n = 0; n < C / 8; n++, to += 8 * row) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const uint32_t y = transpose8(pack2<T>(o[n][2 * i], o[n][2 * i + 1]));
-      const T* e = reinterpret_cast<const T*>(&y);
-      const int c = col + i * 8 + 2 * t;
-      if (n * 8 + g < tokens && c < dv) to[i * 8] = e[0];
-      if (n * 8 + g < tokens && c + 1 < dv) to[i * 8 + 1] = e[1];
-    }
-  }
-}
-
-// Head blockIdx.y of sequence blockIdx.z, columns 32 blockIdx.x and on, over those of the chunks [c0, c1) that are its own.
-// Warps 0 and 1 keep the states of 16 columns each, warps 2 and 3 make their outputs.
-template <class T, int KP>
-__device__ __forceinline__ void scan(T* out, float* st, const float* s0, const T* items, const int* sequences, const int* chunks, int c0, int c1, int hv,
-                                     int dk, int dv, int stages) {
-  extern __shared__ __align__(128) char memory[];
-  const int warp = threadIdx.x / 32, half = warp % 2, lane = threadIdx.x % 32, head = blockIdx.y, col = blockIdx.x * 32 + half * 16;
-  grid_wait();
-  const Sequence seq(sequences, blockIdx.z);
-  if (seq.tokens < 0) return;
-  const int end = seq.first + seq.tokens;
-  if (seq.slot < 0) {
-    if (c0 == 0)
-      for (int i = seq.first; i < end; i++)
-        if (threadIdx.x < min(32, dv - blockIdx.x * 32)) out[((size_t)i * hv + head) * dv + blockIdx.x * 32 + threadIdx.x] = from_float<T>(0);
-    return;
-  }
-  const int lo = max(c0, seq.chunk), hi = min(c1, seq.chunk + (seq.tokens + C - 1) / C);
-  const bool empty = seq.tokens == 0 && c0 == 0; // hands its state on
-  if (lo >= hi && !empty) return;
-  const size_t at = ((size_t)seq.slot * hv + head) * dk * dv;
-  const float* from = lo == seq.chunk || empty ? (seq.fresh ? nullptr : s0) : st;
-  float s[KP / 8][4];
-  auto each = [&](auto f) {
-#pragma unroll
-    for (int n = 0; n < KP / 8; n++) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int d = n * 8 + 2 * (lane % 4) + i % 2, v = col + lane / 4 + i / 2 * 8;
-        f(s[n][i], at + (size_t)d * dv + v, d < dk && v < dv);
-      }
-    }
-  };
-  Pipe<T, KP> pipe;
-  pipe.start(memory, stages);
-  const size_t size = Item<KP>::SHARED + (size_t)((dv + 31) / 32) * Item<KP>::TILE;
-  auto load = [&](int c) {
-    const T* item = items + ((size_t)(c - c0) * hv + head) * size;
-    pipe.load(c - lo, item, item + Item<KP>::SHARED + blockIdx.x * Item<KP>::TILE);
-  };
-  if (!empty) load(lo);
-  if (warp < 2) each([&](float& x, size_t p, bool live) { x = live && from ? from[p] : 0.f; });
-  for (int c = lo; c < hi; c++) {
-    const bool more = c + 1 < hi;
-    if (more && stages > 1) load(c + 1);
-    pipe.wait(c - lo, more && stages > 1);
-    const char* item = pipe.place(c - lo);
-    if (warp < 2) {
-      advance<T, KP>(s, item, pipe.handover(half), half);
-    } else {
-      const int2 x = reinterpret_cast<const int2*>(chunks)[c];
-      outputs<T, KP>(out + ((size_t)x.x * hv + head) * dv + col, item, pipe.handover(half), half, (int64_t)hv * dv, x.y, col, dv);
-    }
-    __syncthreads(); // the item's place is free
-    if (more && stages == 1) load(c + 1);
-  }
-  if (warp < 2) each([&](float& x, size_t p, bool live) {
-      if (live) st[p] = x;
-    });
-}
-
-#define PREFILL(T, KP)                                                                                                                       \
-  extern "C" __global__ void __launch_bounds__(256, KP < 256 ? 2 : 1) kda_prefill_chunk_##T##_##KP(T* items, const T* q, const T* k, const T* v, const float* g,  \
-                                                                                 const float* beta, const int* chunks, int first, int h, int hv, int dk, \
-                                                                                 int dv, float scale) {                                      \
-    chunk<T, KP>(items, q, k, v, g, beta, chunks, first, h, hv, dk, dv, scale);                                                             \
-  }                                                                                                                                          \
-  extern "C" __global__ void __launch_bounds__(128) kda_prefill_scan_##T##_##KP(T* out, float* st, const float* s0, const T* items, const int* sequences, \
-                                                                               const int* chunks, int c0, int c1, int hv, int dk, int dv, int stages) { \
-    scan<T, KP>(out, st, s0, items, sequences, chunks, c0, c1, hv, dk, dv, stages);                                                          \
-  }
-#define DIMS(T) PREFILL(T, 64) PREFILL(T, 128) PREFILL(T, 256)
+#define DIMS(T) CHUNK(T, 64) CHUNK(T, 128) CHUNK(T, 256)
 DIMS(bf16) DIMS(f16)
