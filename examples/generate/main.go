@@ -166,7 +166,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	}
 	defer func() { err = errors.Join(err, session.Close()) }()
 	debug.FreeOSMemory() // what reading the files left behind
-	w := &writer{settings: s, session: session, tok: m.Tokenizer, out: out, errOut: errOut}
+	w := &writer{settings: s, talk: session.Talk(), tok: m.Tokenizer, out: out, errOut: errOut}
 	if s.chat {
 		return talk(ctx, w, m, in)
 	}
