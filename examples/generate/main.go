@@ -165,6 +165,9 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		return flagError(err)
 	}
 	defer func() { err = errors.Join(err, session.Close()) }()
+	// The pools of the session are nearly all of the heap, hold no pointers and are
+	// hardly touched: by their size alone garbage could grow to as much.
+	debug.SetGCPercent(2)
 	debug.FreeOSMemory() // what reading the files left behind
 	w := &writer{settings: s, talk: session.Talk(), tok: m.Tokenizer, out: out, errOut: errOut}
 	if s.chat {
