@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"errors"
+
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
@@ -68,6 +70,9 @@ func embeddingBody(c *Call) error {
 
 // linearBody is a product; with a residual [M,N] it is added in front of the rounding, and the sum goes to sum's place.
 func linearBody(c *Call, add *Call) error {
+	if err := c.routerLogits(); !errors.Is(err, ErrUnsupported) {
+		return err
+	}
 	w := c.In[1]
 	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: lastDim(c.In[0].Type()), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32, Computed: c.computed(1)}
 	if err := c.inputs(0, &g.X, &g.W, &g.Bias); err != nil {
