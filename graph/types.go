@@ -108,21 +108,15 @@ func Data[E Element](t Tensor) []E {
 	return unsafe.Slice((*E)(unsafe.Pointer(&t.mem[0])), len(t.mem)/size)
 }
 
-// sparseBytes is alignedBytes for memory of which little may ever be written to:
-// pages of a cache.
-func sparseBytes(n int) []byte {
-	b := alignedSlice(n)
-	dropPages(b)
-	return b
-}
-
 func alignedBytes(n int) []byte {
-	b := alignedSlice(n)
+	b := sparseBytes(n)
 	adviseHugePages(b)
 	return b
 }
 
-func alignedSlice(n int) []byte {
+// sparseBytes is alignedBytes for memory of which little may ever be written to:
+// pages of a cache.
+func sparseBytes(n int) []byte {
 	const align = 64
 	b := make([]byte, n+align)
 	off := -int(uintptr(unsafe.Pointer(&b[0]))) & (align - 1)

@@ -152,7 +152,7 @@ func encodeMap(dst []byte, m TensorMap) error {
 	if len(m.Dims) < 1 || len(m.Dims) > 5 || len(m.Strides) != len(m.Dims)-1 || len(m.Box) != len(m.Dims) {
 		return fmt.Errorf("tensor map: 1 to 5 dims, one stride fewer and as many box sides are required, got %v", m)
 	}
-	kinds := map[DType]C.int{BF16: C.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, F16: C.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, F32: C.CU_TENSOR_MAP_DATA_TYPE_FLOAT32}
+	kinds := map[DType]C.int{BF16: C.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, F16: C.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, F32: C.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, E4M3: C.CU_TENSOR_MAP_DATA_TYPE_UINT8, E5M2: C.CU_TENSOR_MAP_DATA_TYPE_UINT8}
 	swizzles := map[int]C.int{0: C.CU_TENSOR_MAP_SWIZZLE_NONE, 32: C.CU_TENSOR_MAP_SWIZZLE_32B, 64: C.CU_TENSOR_MAP_SWIZZLE_64B, 128: C.CU_TENSOR_MAP_SWIZZLE_128B}
 	swizzle, ok := swizzles[m.Swizzle]
 	if !ok {

@@ -47,7 +47,8 @@ type Call struct {
 
 	p      *program
 	queued []queued
-	mixed  bool // what is queued now runs only when a request brings several tokens
+	note   string // what the plan says of the step beside its kernels
+	mixed  bool   // what is queued now runs only when a request brings several tokens
 }
 
 // queued is one thing for the stream, as data.

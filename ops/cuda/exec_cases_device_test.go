@@ -85,7 +85,7 @@ func movesOn(n *graph.Node) bool {
 func TestDeviceExecutorCases(t *testing.T) {
 	device(t)
 	var list []cases.Case
-	for _, c := range append(cases.All(), deviceCases()...) {
+	for _, c := range slices.Concat(cases.All(), deviceCases(), fp8DeviceCases()) {
 		large := c.In[0].F != nil && len(c.In[0].F) > 1<<18
 		if c.Err == "" && (Supports(c.Op) || c.Op == "reshape") && !(testing.Short() && large) {
 			list = append(list, c)
@@ -101,6 +101,17 @@ func TestDeviceExecutorCases(t *testing.T) {
 				case dt != dtype.Float32:
 					c.C = narrowBound * roundoffsOf(dt)
 				} // else the bound is native's
+				if slices.Contains(fp8Ops, c.Op) {
+					c.In = slices.Clone(c.In)
+					for i := range c.In {
+						if c.In[i].F != nil {
+							c.In[i].F = decode(deviceType(t, dt), encode(deviceType(t, dt), c.In[i].F))
+						}
+					}
+					if dt == dtype.Float32 && c.C > 1 {
+						c.C = fp8Bound
+					}
+				}
 				if c.Op == "sampling" { // draws are from the logits as the device has them
 					c.In = slices.Clone(c.In)
 					c.In[0].F = decode(deviceType(t, dt), encode(deviceType(t, dt), c.In[0].F))

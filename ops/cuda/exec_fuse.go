@@ -10,7 +10,7 @@ import (
 
 // fuse makes one step of several nodes in a row that one kernel does; nil when there is no such thing at step i.
 func (p *program) fuse(i int) (*step, int, error) {
-	for _, f := range []func(int) (*Call, int, error){p.fuseDelta, p.fuseHeads, p.fuseGate, p.fuseAppend, p.fuseResidual, p.fuseRoute, p.fuseShared, p.fuseExperts, p.fuseLatents} {
+	for _, f := range []func(int) (*Call, int, error){p.fuseHeads, p.fuseGate, p.fuseAppend, p.fuseResidual, p.fuseRoute, p.fuseShared, p.fuseExperts, p.fuseLatents} {
 		c, n, err := f(i)
 		if c == nil && err == nil || errors.Is(err, ErrUnsupported) {
 			continue // node by node, each says why
@@ -18,7 +18,7 @@ func (p *program) fuse(i int) (*step, int, error) {
 		if err != nil {
 			return nil, 0, err
 		}
-		s := &step{queued: c.queued}
+		s := &step{queued: c.queued, why: c.note}
 		for _, x := range p.plan.Steps[i : i+n] {
 			s.nodes = append(s.nodes, x.Node)
 		}
@@ -48,10 +48,15 @@ func opOf[O graph.Op](n *graph.Node) (o O, ok bool) {
 	return o, ok
 }
 
+// alike says that two linears read one x and can be one product of weights that follow each other.
+func alike(a, b *graph.Node) bool {
+	return a.Op() == b.Op() && a.In()[0] == b.In()[0] && (biasOf(a) == nil) == (biasOf(b) == nil)
+}
+
 // fuseResidual: linear, then the sum with another value.
 func (p *program) fuseResidual(i int) (*Call, int, error) {
 	linear, add := p.at(i), p.at(i+1)
-	if _, ok := opOf[ops.LinearOp](linear); !ok {
+	if !isLinear(linear) {
 		return nil, 0, nil
 	}
 	if _, ok := opOf[graph.Add](add); !ok || p.wide[linear] || !p.only(linear, add) {
@@ -68,7 +73,7 @@ func (p *program) fuseResidual(i int) (*Call, int, error) {
 		return nil, 0, nil
 	}
 	c := &Call{Node: linear, In: linear.In(), p: p}
-	return c, 2, linearBody(c, &Call{Node: add, In: in, p: p})
+	return c, 2, productBody(c, &Call{Node: add, In: in, p: p})
 }
 
 // fuseAppend: the rotation of q and k and the writes of k and v to their pools.
@@ -129,7 +134,7 @@ func (p *program) fuseHeads(i int) (*Call, int, error) {
 	at := i
 	for j := range lin {
 		lin[j] = p.at(at)
-		if _, ok := opOf[ops.LinearOp](lin[j]); !ok || lin[j].In()[0] != lin[0].In()[0] || len(lin[j].In()) != len(lin[0].In()) {
+		if !isLinear(lin[j]) || !alike(lin[j], lin[0]) {
 			return nil, 0, nil
 		}
 		at++
@@ -159,26 +164,13 @@ func (p *program) fuseHeads(i int) (*Call, int, error) {
 	if g == nil || err != nil {
 		return nil, 0, err
 	}
-	var w, bias [3]*graph.Node
 	width := 0
-	for j, n := range lin {
-		w[j] = n.In()[1]
+	for _, n := range lin {
 		width += n.Dim(-1)
-		if len(n.In()) > 2 {
-			bias[j] = n.In()[2]
-		}
 	}
 	c := &Call{Node: lin[0], In: lin[0].In(), p: p}
-	m := Gemm{Type: p.compute, M: rowsOf(lin[0].Type()), N: width, K: lastDim(c.In[0].Type()), Y: p.joined.pointer()}
-	if m.W, err = p.join(w[:]...); err != nil {
-		return nil, 0, err
-	}
-	if bias[0] != nil {
-		if m.Bias, err = p.join(bias[:]...); err != nil {
-			return nil, 0, err
-		}
-	}
-	if err := errors.Join(c.inputs(0, &m.X), c.product(&m)); err != nil {
+	m := Gemm{M: rowsOf(lin[0].Type()), N: width, K: lastDim(c.In[0].Type()), Y: p.joined.pointer()}
+	if err := c.products(m, lin[:]...); err != nil {
 		return nil, 0, err
 	}
 	size := p.compute.Size()
@@ -204,9 +196,7 @@ func (p *program) fuseHeads(i int) (*Call, int, error) {
 // fuseGate: the two products of a gated unit and its gate.
 func (p *program) fuseGate(i int) (*Call, int, error) {
 	gate, up, unit := p.at(i), p.at(i+1), p.at(i+2)
-	_, a := opOf[ops.LinearOp](gate)
-	_, b := opOf[ops.LinearOp](up)
-	if _, ok := opOf[ops.SwiGLUOp](unit); !ok || !a || !b || len(gate.In()) != 2 || len(up.In()) != 2 || gate.In()[0] != up.In()[0] || !slices.Equal(unit.In(), []*graph.Node{gate, up}) || gate == up || !p.only(gate, unit) || !p.only(up, unit) {
+	if _, ok := opOf[ops.SwiGLUOp](unit); !ok || !isLinear(gate) || !isLinear(up) || !alike(gate, up) || biasOf(gate) != nil || !slices.Equal(unit.In(), []*graph.Node{gate, up}) || gate == up || !p.only(gate, unit) || !p.only(up, unit) {
 		return nil, 0, nil
 	}
 	// The result must lie where one of the two did: other memory may be that of x, which is free by then.
@@ -216,11 +206,6 @@ func (p *program) fuseGate(i int) (*Call, int, error) {
 		return nil, 0, nil
 	}
 	c := &Call{Node: gate, In: gate.In(), p: p}
-	w := gate.In()[1]
-	m := Gemm{Type: p.compute, M: rowsOf(gate.Type()), N: w.Dim(0), K: lastDim(c.In[0].Type()), SwiGLU: true, Y: p.pointer(unit)}
-	var err error
-	if m.W, err = p.join(w, up.In()[1]); err != nil {
-		return nil, 0, err
-	}
-	return c, 3, errors.Join(c.inputs(0, &m.X), c.product(&m))
+	m := Gemm{M: rowsOf(gate.Type()), N: gate.Dim(-1), K: lastDim(c.In[0].Type()), SwiGLU: true, Y: p.pointer(unit)}
+	return c, 3, c.products(m, gate, up)
 }

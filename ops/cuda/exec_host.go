@@ -253,6 +253,9 @@ func (p *program) String() string {
 				by = append(by, q.launch.Kernel)
 			}
 		}
+		if s.host == nil && s.why != "" {
+			by = append(by, s.why)
+		}
 		if s.host != nil {
 			runs, by = "native", []string{s.why}
 			for _, m := range s.host.down {

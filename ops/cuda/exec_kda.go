@@ -47,7 +47,7 @@ func wideInputs(op graph.Op) []int {
 // wideResult says that an op's first result is f32.
 func wideResult(op graph.Op) bool {
 	switch op.(type) {
-	case ops.KDAGateOp, ops.KDABetaOp:
+	case ops.KDAGateOp, ops.KDABetaOp, ops.FP8StepsOp, ops.AmaxOp:
 		return true
 	}
 	return false

@@ -54,6 +54,7 @@ type region struct {
 	from  []*graph.Param // filled again when the version of one changes
 	state bool           // of a param that ops write to
 	node  *graph.Node    // constant node behind it
+	codes int64          // bytes of FP8 codes in front of their steps; 0: none
 	used  bool
 }
 
@@ -68,7 +69,7 @@ type step struct {
 	nodes  []*graph.Node
 	queued []queued
 	host   *hostStep
-	why    string // why it is native
+	why    string // why it is native, or is not what was asked for
 }
 
 type input struct {
@@ -160,7 +161,7 @@ func lowerOnce(plan *graph.Plan, gpu Target, compute DType, strict bool, hostSta
 		}
 		switch {
 		case err == nil:
-			p.steps = append(p.steps, &step{nodes: []*graph.Node{n}, queued: c.queued})
+			p.steps = append(p.steps, &step{nodes: []*graph.Node{n}, queued: c.queued, why: c.note})
 		case !errors.Is(err, ErrUnsupported):
 			return nil, fmt.Errorf("cuda: %s: %w", n.Name(), err)
 		case strict:
@@ -435,8 +436,7 @@ func (p *program) weight(n *graph.Node, dt DType) Pointer {
 }
 
 // join is the rows of two or three weights, one after the other; nil when one is not a parameter in a float type.
-func (p *program) join(nodes ...*graph.Node) (Pointer, error) {
-	dt := p.compute
+func (p *program) join(dt DType, nodes ...*graph.Node) (Pointer, error) {
 	r := region{label: nodes[0].Name() + " and on"}
 	for _, n := range nodes {
 		param := n.Param()

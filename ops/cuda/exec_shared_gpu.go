@@ -12,6 +12,7 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // unit is an open device with what the plans on it share: weights, tables and states, each once, counted by the executors
@@ -72,7 +73,11 @@ func (u *unit) hold(r *region, random bool) (*resident, error) {
 	res := &resident{buf: b, refs: 1, version: r.version()}
 	err = load(u.dev, b, r)
 	if err == nil && random && r.from != nil && !r.state && !r.from[0].Allocated() {
-		err = randomize(u.dev, b)
+		if r.codes > 0 {
+			err = randomCodes(u.dev, b, r.codes)
+		} else {
+			err = randomize(u.dev, b)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.Free())
@@ -107,6 +112,26 @@ func load(d *Device, b *Buffer, r *region) error {
 		return fmt.Errorf("cuda: %s has %d bytes, the plan was made for %d: build the graph again", r.label, len(data), r.bytes)
 	}
 	return d.Upload(b.Pointer, data)
+}
+
+// randomCodes fills a weight of FP8 codes and, behind them, its steps: normal numbers of deviation 0.02, as randomize does.
+func randomCodes(d *Device, b *Buffer, codes int64) error {
+	r := rand.New(rand.NewPCG(uint64(b.Bytes), 1))
+	x := make([]float32, min(1<<20, codes))
+	for i := range x {
+		x[i] = float32(64 * r.NormFloat64())
+	}
+	block, steps := make([]byte, len(x)), make([]float32, (b.Bytes-codes)/4)
+	native.FP8TensorQuantize(block, x, 1, native.E4M3)
+	for i := range steps {
+		steps[i] = 0.02 / 64
+	}
+	n := int64(len(block))
+	err := errors.Join(d.Upload(b.Pointer, block), d.Upload(b.At(codes), floatBytes(steps)))
+	for at := n; at < codes && err == nil; at += n {
+		err = d.Main().Copy(b.At(at), b.Pointer, min(n, codes-at))
+	}
+	return err
 }
 
 // randomize fills a weight of bf16 with normal numbers of deviation 0.02: a block of them, again and again.

@@ -1,8 +1,6 @@
 package cuda
 
 import (
-	"errors"
-
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
@@ -11,7 +9,7 @@ import (
 // The bodies of the ops that have kernels, attention apart.
 func init() {
 	Register("embedding", embeddingBody)
-	Register("linear", func(c *Call) error { return linearBody(c, nil) })
+	Register("linear", func(c *Call) error { return productBody(c, nil) })
 	Register("rmsnorm", rmsNormBody)
 	Register("layernorm", layerNormBody)
 	Register("rotary", rotaryBody)
@@ -66,30 +64,6 @@ func embeddingBody(c *Call) error {
 	}
 	c.checkInts(0, 0, e.Vocabulary-1, "ids")
 	return e.Launch(c)
-}
-
-// linearBody is a product; with a residual [M,N] it is added in front of the rounding, and the sum goes to sum's place.
-func linearBody(c *Call, add *Call) error {
-	if err := c.routerLogits(); !errors.Is(err, ErrUnsupported) {
-		return err
-	}
-	w := c.In[1]
-	g := Gemm{Type: c.Type(), M: rowsOf(c.In[0].Type()), N: w.Dim(0), K: lastDim(c.In[0].Type()), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32, Computed: c.computed(1)}
-	if err := c.inputs(0, &g.X, &g.W, &g.Bias); err != nil {
-		return err
-	}
-	if add != nil {
-		residual := 0
-		if add.In[0] == c.Node {
-			residual = 1
-		}
-		var err error
-		if g.Residual, err = add.Input(residual); err != nil {
-			return err
-		}
-		g.Y = add.Output(0)
-	}
-	return c.product(&g)
 }
 
 // product launches a Gemm with the scratch it needs.

@@ -1,0 +1,140 @@
+// y[M,N] = x[M,K] w[N,K]^T with w in E4M3 on Hopper for M up to 64: see stream.cuh. A stage is 128 k, w 32 KB.
+//
+// fp8_stream_TYPE: x in bf16 or f16. w is widened in registers, which is exact, and multiplied from there as the rows of a
+// 16-bit wgmma. So that one ldmatrix gives a thread what its fragment needs, the codes of every 16 k lie in the order 0 1 8 9
+// 2 3 10 11 4 5 12 13 6 7 14 15.
+// fp8_stream_e4m3: x in E4M3 too, w in its natural order; the partial sum of each 128 k is added up in f32 registers.
+// With _block in the name, w has a step for each 128 rows by 128 k, and partial sums of 128 k are scaled and added up.
+// Epilogue: steps of rows and columns, + bias[N] (of the type of a 16-bit x, else f32), + residual[M,N] of the result's type, one rounding to bf16, f16 or
+// f32; or to E4M3 codes with a step of their own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: the
+// ring. sm_90a only; empty elsewhere. It needs local memory: 40 bytes.
+#include "stream.cuh"
+
+#ifdef SEAFAN_HOPPER
+template <class T, int COLS, bool BLOCK> struct Weights {
+  static constexpr int BK = 128, XTILES = 2;
+  static constexpr bool STEPS = true;
+  typedef T Bias;
+  template <class F> static __device__ __forceinline__ void dispatch(int out, F f) {
+    if (out == 2) f(float(), float());
+    else if (out == 3) f(Codes(), T());
+    else f(T(), T());
+  }
+  template <class Release, class OfW, class OfX>
+  static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, Release release, OfW of_w, OfX of_x) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    uint32_t a[2][4][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float part[COLS / 2];
+      const uint32_t row = w + (i * 64 + warp * 16 + lane % 16) * 128;
+#pragma unroll
+      for (int q = 0; q < 2; q++) {
+        if (!BLOCK && i) wgmma_wait<1>();  // the fragments of two groups ago are free
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          uint32_t codes[4];
+          ldmatrix4(codes, row + ((q * 4 + h * 2 + lane / 16) ^ (lane % 8)) * 16);
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            uint32_t(&f)[4] = a[q][2 * h + e];
+            f[0] = fp8_widen<T>(codes[2 * e]), f[1] = fp8_widen<T>(codes[2 * e + 1]);
+            f[2] = fp8_widen<T>(codes[2 * e] >> 16), f[3] = fp8_widen<T>(codes[2 * e + 1] >> 16);
+          }
+        }
+        float(&to)[COLS / 2] = BLOCK ? part : d[i];
+        wgmma_pin(a[q]);
+        wgmma_pin(to);
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < 4; j++) WgmmaRegister<T, COLS>::mixed(to, a[q][j], descriptor(x + q * COLS * 128 + j * 32), BLOCK ? q | j : 1);
+        wgmma_commit();
+        wgmma_pin(to);
+        wgmma_pin(a[q]);
+      }
+      if (BLOCK) {
+        wgmma_wait<0>();
+        wgmma_pin(part);
+        if (i == 1) release();
+        const float f = of_w(i);
+#pragma unroll
+        for (int j = 0; j < COLS / 2; j++) d[i][j] += f * part[j];
+      }
+    }
+    if (!BLOCK) {
+      wgmma_wait<0>();
+      wgmma_pin(d[0]);
+      wgmma_pin(d[1]);
+      release();
+    }
+  }
+};
+
+template <int COLS, bool BLOCK> struct Both {
+  static constexpr int BK = 128, XTILES = 1;
+  static constexpr bool STEPS = true;
+  typedef float Bias;
+  template <class F> static __device__ __forceinline__ void dispatch(int out, F f) {
+    if (out == 0) f(bf16(), bf16());
+    else if (out == 1) f(f16(), f16());
+    else if (out == 2) f(float(), float());
+    else f(Codes(), bf16());
+  }
+  template <class Release, class OfW, class OfX>
+  static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, Release release, OfW of_w, OfX of_x) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float part[COLS / 2];
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 4; j++) Wgmma8<e4m3, e4m3, COLS>::shared(part, descriptor(w + i * 8192 + j * 32), descriptor(x + j * 32), j);
+      wgmma_commit();
+      wgmma_pin(part);
+      wgmma_wait<0>();
+      wgmma_pin(part);
+      if (i == 1) release();
+      const float fw = BLOCK ? of_w(i) : 1.f;
+#pragma unroll
+      for (int j = 0; j < COLS / 4; j++) {
+        const float f = BLOCK ? fw * of_x(j) : 1.f;
+        const int at = j / 2 * 4 + j % 2;
+        d[i][at] += f * part[at];
+        d[i][at + 2] += f * part[at + 2];
+      }
+    }
+  }
+};
+#define BODY(COLS, STAGES, DUAL, ...) stream<__VA_ARGS__, COLS, STAGES, DUAL>(x, w, p)
+#else
+#define BODY(COLS, STAGES, DUAL, ...)
+#endif
+
+#define KERNEL(NAME, COLS, STAGES, BLOCKS, DUAL, ...)                                                                     \
+  extern "C" __global__ void __launch_bounds__(288, BLOCKS) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x,      \
+                                                                              const __grid_constant__ CUtensorMap w,      \
+                                                                              const __grid_constant__ Params p) {         \
+    BODY(COLS, STAGES, DUAL, __VA_ARGS__);                                                                                \
+  }
+#define WEIGHTS(T, COLS, STAGES, BLOCKS)                                                        \
+  KERNEL(T##_##COLS, COLS, STAGES, BLOCKS, false, Weights<T, COLS, false>)                      \
+  KERNEL(T##_##COLS##_swiglu, COLS, STAGES, BLOCKS, true, Weights<T, COLS, false>)
+#define WEIGHTS_BLOCK(T, COLS, STAGES, BLOCKS)                                                  \
+  KERNEL(T##_##COLS##_block, COLS, STAGES, BLOCKS, false, Weights<T, COLS, true>)               \
+  KERNEL(T##_##COLS##_block_swiglu, COLS, STAGES, BLOCKS, true, Weights<T, COLS, true>)
+#define BOTH(COLS, STAGES, BLOCKS)                                                              \
+  KERNEL(e4m3_##COLS, COLS, STAGES, BLOCKS, false, Both<COLS, false>)                           \
+  KERNEL(e4m3_##COLS##_swiglu, COLS, STAGES, BLOCKS, true, Both<COLS, false>)                   \
+  KERNEL(e4m3_##COLS##_block, COLS, STAGES, BLOCKS, false, Both<COLS, true>)                    \
+  KERNEL(e4m3_##COLS##_block_swiglu, COLS, STAGES, BLOCKS, true, Both<COLS, true>)
+#define ALL_WEIGHTS(T)          \
+  WEIGHTS(T, 16, 3, 2)          \
+  WEIGHTS(T, 32, 2, 2)          \
+  WEIGHTS(T, 64, 4, 1)          \
+  WEIGHTS_BLOCK(T, 16, 3, 2)    \
+  WEIGHTS_BLOCK(T, 32, 5, 1)    \
+  WEIGHTS_BLOCK(T, 64, 4, 1)
+ALL_WEIGHTS(bf16)
+ALL_WEIGHTS(f16)
+BOTH(16, 3, 2)
+BOTH(32, 3, 2)
+BOTH(64, 5, 1)

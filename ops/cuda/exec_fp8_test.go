@@ -1,0 +1,144 @@
+package cuda
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/autocast"
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops"
+)
+
+// fp8Plan is one step of generation with the linears in FP8.
+func fp8Plan(t testing.TB, m *models.Transformer, o autocast.InferenceOptions, tokens, requests, pages int) (*graph.Plan, *autocast.Report) {
+	t.Helper()
+	b := graph.New(graph.Share(m.Params()), graph.States(graph.NewParams()))
+	b.Output("logits", m.Packed(b, models.Packed{Tokens: tokens, Requests: requests, Pages: pages, PageSize: 16, Indices: pages}))
+	require.NoError(t, b.Err())
+	nb, report, err := autocast.FP8Inference(b, o)
+	require.NoError(t, err)
+	plan, err := nb.Plan(nb.Out("logits"))
+	require.NoError(t, err)
+	return plan, report
+}
+
+func TestExecutorFP8Golden(t *testing.T) {
+	for name, x := range map[string]struct {
+		gpu     string
+		compute DType
+		o       autocast.InferenceOptions
+		tokens  int
+		stored  bool // as codes alone
+	}{
+		"decode_sm_90":      {"sm_90", BF16, autocast.InferenceOptions{}, 4, true},
+		"chunk_sm_90":       {"sm_90", BF16, autocast.InferenceOptions{}, 128, false},
+		"rows_decode_sm_90": {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
+		"rows_chunk_sm_90":  {"sm_90", F16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, true},
+		"rows_chunk_sm_89":  {"sm_89", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
+		"rows_chunk_sm_80":  {"sm_80", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
+		"decode_f32_sm_90":  {"sm_90", F32, autocast.InferenceOptions{}, 4, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := tiny(t, nil)
+			plan, report := fp8Plan(t, m, x.o, x.tokens, 4, 40)
+			if x.stored {
+				require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
+				plan, _ = fp8Plan(t, m, x.o, x.tokens, 4, 40)
+			}
+			p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
+			require.NoError(t, err)
+			got := p.String() + p.launchText()
+			path := filepath.Join("testdata", "exec_fp8_"+name+".txt")
+			if *update {
+				require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+			}
+			want, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, string(want), got, "%s: run go test -update and read the difference", path)
+		})
+	}
+}
+
+// A GPU without FP8 is named, and falls back only when it may.
+func TestExecutorFP8NeedsTheHardware(t *testing.T) {
+	plan, _ := fp8Plan(t, tiny(t, nil), autocast.InferenceOptions{Activations: autocast.PerRow}, 128, 4, 40)
+	const reason = "A100 (compute capability 8.0) has no FP8: 8.9 is required"
+	_, err := lower(plan, targets["sm_80"], BF16, true, nil)
+	require.ErrorContains(t, err, reason)
+	require.ErrorIs(t, err, ErrUnsupported)
+	p, err := lower(plan, targets["sm_80"], BF16, false, nil)
+	require.NoError(t, err)
+	require.Contains(t, p.String(), "weights widened to bf16, activations as they are: fp8_weight_linear: no CUDA kernel: "+reason)
+}
+
+// Codes go up as they are, rows at multiples of 16 bytes, with their steps behind them, and again when the weight changes.
+func TestExecutorUploadsCodes(t *testing.T) {
+	const n, k = 3, 20
+	b := graph.New()
+	w, err := b.Store().Add("w", graph.T(dtype.Float32, n, k), false)
+	require.NoError(t, err)
+	x := graph.Data[float32](w.Tensor())
+	for i := range x {
+		x[i] = float32(i%7) - 3
+	}
+	w.Touch()
+	node := ops.FP8WeightLinear(b.Input("x", dtype.Float32, 2, k), b.Param("w", n, k), ops.FP8WeightLinearOp{Activations: ops.StepPerRow})
+	plan, err := b.Plan(node)
+	require.NoError(t, err)
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	codes, steps := ops.FP8Rows(w.Tensor())
+	r := p.byKey[fp8Key{a: w}]
+	require.NotNil(t, r)
+	require.EqualValues(t, 256+4*n, r.bytes)
+	mem := r.fill()
+	for i := range n {
+		require.Equal(t, codes[i*k:][:k], mem[i*32:][:k])
+		require.Equal(t, make([]byte, 12), mem[i*32+k:][:12])
+	}
+	require.Equal(t, steps, as[float32](mem[256:]))
+	require.Equal(t, []*graph.Param{w}, r.from)
+}
+
+func TestPairCodes(t *testing.T) {
+	src := make([]byte, 2*20)
+	for i := range src {
+		src[i] = byte(i + 1)
+	}
+	dst := make([]byte, 2*32)
+	PairCodes(dst, 32, src, 2, 20)
+	require.Equal(t, []byte{1, 2, 9, 10, 3, 4, 11, 12, 5, 6, 13, 14, 7, 8, 15, 16, 17, 18, 0, 0, 19, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, dst[:32])
+	require.Equal(t, []byte{21, 22, 29, 30}, dst[32:36])
+}
+
+func TestFP8ErrorsBeforeLaunch(t *testing.T) {
+	p := at("p", 1)
+	z := Quantize{Type: BF16, Format: E4M3, Rows: 4, Cols: 128, X: p, Codes: p, Steps: FP8Steps{At: p}}
+	g := FP8Gemm{M: 128, N: 128, K: 128, X: p, W: p, XType: E4M3, WType: E4M3, Y: p, Out: BF16}
+	for _, c := range []struct {
+		launch interface{ Launch(Queue) error }
+		want   string
+	}{
+		{func() Quantize { z := z; z.Format = BF16; return z }(), "quantize: x must be bf16, f16 or f32 and codes e4m3 or e5m2, got bf16 and bf16"},
+		{func() Quantize { z := z; z.Steps.Rows = 2; return z }(), "quantize: no CUDA kernel: steps of x for blocks of 2x0: kernels exist for 0x0 (the tensor), 1x0 (a row), 1x128 and 128x128"},
+		{func() Quantize { z := z; z.XStride = 100; return z }(), "quantize: row stride 100 of x is below its 128 columns"},
+		{func() Quantize { z := z; z.Steps.At = Pointer{}; return z }(), "quantize: codes need steps, or a place for dynamic ones"},
+		{func() Quantize { z := z; z.Amax = p; return z }(), "quantize: an amax of the tensor needs 12 bytes of flags"},
+		{func() FP8Gemm { g := g; g.K = 0; return g }(), "fp8 gemm: M >= 0, N >= 1 and K >= 1 are required, got M 128, N 128, K 0"},
+		{func() FP8Gemm { g := g; g.K = 100; return g }(), "fp8 gemm: no CUDA kernel: K 100, row strides 100 and 100: rows of x and w must lie at multiples of 16 bytes"},
+		{func() FP8Gemm { g := g; g.WStride = 64; return g }(), "fp8 gemm: row stride 64 of w is below its 128 columns"},
+		{func() FP8Gemm { g := g; g.XType = F32; return g }(), "fp8 gemm: x must be codes, bf16 or f16, w codes and the result bf16, f16, f32 or e4m3; got f32, e4m3 and bf16"},
+		{func() FP8Gemm { g := g; g.SwiGLU, g.Bias = true, p; return g }(), "fp8 gemm: no CUDA kernel: SwiGLU together with a bias or a residual"},
+		{func() FP8Gemm { g := g; g.M = 3; return g }(), "fp8 gemm: M 3 needs 2162688 bytes of scratch and 528 of flags, got scratch nil and flags nil"},
+	} {
+		r := &Recorder{GPU: targets["sm_90"]}
+		require.EqualError(t, c.launch.Launch(r), c.want)
+		require.Empty(t, r.Lines)
+	}
+	require.EqualError(t, g.Launch(&Recorder{GPU: targets["sm_80"]}), "fp8 gemm: no CUDA kernel: A100 (compute capability 8.0) has no FP8: 8.9 is required")
+}

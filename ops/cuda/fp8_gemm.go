@@ -1,0 +1,312 @@
+package cuda
+
+import "fmt"
+
+// FP8Gemm launches y[M,N] = x[M,K] w[N,K]^T of codes times their steps, + bias[N], + residual[M,N], in one rounding. With SwiGLU,
+// w is [2N,K] and y = silu(x w1^T) * (x w2^T) of its two halves. x and w are E4M3 or E5M2 in any mix (with SwiGLU, E4M3); or x is
+// BF16 or F16 and w alone E4M3, in the order of PairCodes: up to 64 rows w is widened on its way, beyond it is widened once
+// to the type of x and that is multiplied.
+type FP8Gemm struct {
+	M, N, K          int
+	X, W             Pointer
+	XType, WType     DType
+	XStride, WStride int64 // bytes of codes, elements of a wide x; multiples of 16 bytes; zero means packed
+	XSteps, WSteps   FP8Steps
+	Y                Pointer
+	Out              DType // BF16, F16 or F32 (a wide x: its type or F32), or E4M3
+	YStride          int64
+	Bias             Pointer // optional: f32, or the type of a wide x
+	Residual         Pointer // optional: of type Out, may be Y
+	ResidualStride   int64
+	OutStep, OutAmax Pointer // of E4M3: its step; optional f32, the largest magnitude before the rounding
+	SwiGLU           bool
+	Computed         bool    // the launch in front may write W
+	Scratch          Pointer // ScratchBytes, needed when that is not zero
+	Flags            Pointer // FlagBytes, zeroed once; every launch leaves zeros
+}
+
+func (g FP8Gemm) wide() bool { return !isCodes(g.XType) }
+
+func (g FP8Gemm) rows() int {
+	if g.SwiGLU {
+		return 2 * g.N
+	}
+	return g.N
+}
+
+// streams says whether the kernel that reads the weights once takes the launch.
+func (g FP8Gemm) streams(gpu Target) bool {
+	return gpu.Hopper() && g.M <= streamColumns && g.WType == E4M3 && (g.wide() || g.XType == E4M3) && !(g.XSteps.vector() && !g.WSteps.square())
+}
+
+func (g FP8Gemm) columns() int { return max(16, Gemm{M: g.M}.columns()) }
+
+// ScratchBytes is what Scratch and Flags must hold for a launch of this shape on a GPU.
+func (g FP8Gemm) ScratchBytes(gpu Target) (scratch, flags int64) {
+	switch {
+	case g.streams(gpu):
+		return int64(gpu.SMs) * 256 * int64(g.columns()) * 4, int64(gpu.SMs) * 4
+	case g.wide():
+		// The widened weights, and what their product needs.
+		scratch, flags = Gemm{Type: g.XType, M: g.M, N: g.N, K: g.K}.ScratchBytes(gpu)
+		return scratch + int64(g.rows())*g.wideStride()*2, flags
+	}
+	return 0, 0
+}
+
+func (g FP8Gemm) wideStride() int64 { return int64(ceilDiv(g.K, 8) * 8) }
+
+// Launch queues the kernel.
+func (g FP8Gemm) Launch(q Queue) error {
+	const op = "fp8 gemm"
+	gpu := q.Target()
+	if g.M < 0 || g.N < 1 || g.K < 1 {
+		return fmt.Errorf("%s: M >= 0, N >= 1 and K >= 1 are required, got M %d, N %d, K %d", op, g.M, g.N, g.K)
+	}
+	if g.XType == F32 || !isCodes(g.WType) || g.Out == E5M2 {
+		return fmt.Errorf("%s: x must be codes, bf16 or f16, w codes and the result bf16, f16, f32 or e4m3; got %v, %v and %v", op, g.XType, g.WType, g.Out)
+	}
+	if err := hasFP8(op, gpu); err != nil {
+		return err
+	}
+	size := int64(1)
+	if g.wide() {
+		size = 2
+	}
+	for _, s := range []struct {
+		name   string
+		stride *int64
+		packed int
+	}{{"x", &g.XStride, g.K}, {"w", &g.WStride, g.K}, {"y", &g.YStride, g.N}, {"residual", &g.ResidualStride, g.N}} {
+		if *s.stride == 0 {
+			*s.stride = int64(s.packed)
+		}
+		if *s.stride < int64(s.packed) {
+			return fmt.Errorf("%s: row stride %d of %s is below its %d columns", op, *s.stride, s.name, s.packed)
+		}
+	}
+	for _, s := range []struct {
+		name string
+		of   FP8Steps
+	}{{"x", g.XSteps}, {"w", g.WSteps}} {
+		if err := s.of.check(op, s.name); err != nil {
+			return err
+		}
+	}
+	switch {
+	case g.wide() && g.WType != E4M3:
+		return unsupported(op, "%v weights with %v activations: kernels exist for e4m3", g.WType, g.XType)
+	case g.SwiGLU && !g.wide() && (g.XType != E4M3 || g.WType != E4M3):
+		return unsupported(op, "SwiGLU of %v and %v: kernels exist for e4m3", g.XType, g.WType)
+	case g.SwiGLU && (!g.Bias.IsNil() || !g.Residual.IsNil()):
+		return unsupported(op, "SwiGLU together with a bias or a residual")
+	case g.SwiGLU && g.WSteps.square() && g.N%128 != 0:
+		return unsupported(op, "SwiGLU of %d columns with steps of 128x128: a multiple of 128 is required", g.N)
+	case g.XSteps.square() || g.WSteps.vector():
+		return unsupported(op, "steps of 128x128 of x or 1x128 of w")
+	case g.Out == E4M3 && (!g.Residual.IsNil() || g.OutStep.IsNil()):
+		return unsupported(op, "codes with a residual or without a step of their own")
+	case g.wide() && g.Out != g.XType && g.Out != F32 && !(g.Out == E4M3 && g.streams(gpu)):
+		return unsupported(op, "%v results of %v activations", g.Out, g.XType)
+	case g.XStride*size%16 != 0, g.WStride%16 != 0, g.X.Addr%16 != 0, g.W.Addr%16 != 0:
+		return unsupported(op, "K %d, row strides %d and %d: rows of x and w must lie at multiples of 16 bytes", g.K, g.XStride, g.WStride)
+	}
+	if g.M == 0 {
+		return nil
+	}
+	if !g.OutAmax.IsNil() {
+		if err := q.Fill(g.OutAmax, 0, 4); err != nil {
+			return err
+		}
+	}
+	switch {
+	case g.streams(gpu):
+		return g.stream(q)
+	case g.wide():
+		return g.widened(q)
+	case gpu.Hopper():
+		return g.tiled(q)
+	}
+	return g.portable(q)
+}
+
+// sink and steps are the structs of those names in fp8.cuh.
+type sink struct {
+	y, bias, residual, step, amax Pointer
+	stride, residualStride        int64
+	out                           DType
+}
+
+func (s sink) args() []Arg {
+	return []Arg{{"y", s.y}, {"bias", s.bias}, {"residual", s.residual}, {"out_step", s.step}, {"out_amax", s.amax},
+		{"y_stride", s.stride}, {"residual_stride", s.residualStride}, {"out", int32(s.out)}}
+}
+
+type steps struct {
+	x, w, xk, wk             Pointer
+	xRow, wRow, xkRow, wkRow int32
+}
+
+func (s steps) args() []Arg {
+	return []Arg{{"x_steps", s.x}, {"w_steps", s.w}, {"xk_steps", s.xk}, {"wk_steps", s.wk}, {"x_row", s.xRow}, {"w_row", s.wRow}, {"xk_row", s.xkRow}, {"wk_row", s.wkRow}}
+}
+
+func (g FP8Gemm) args() []Arg {
+	y := sink{y: g.Y, bias: g.Bias, residual: g.Residual, step: g.OutStep, amax: g.OutAmax, stride: g.YStride, residualStride: g.ResidualStride, out: g.Out}
+	var s steps
+	blocks := int32(ceilDiv(g.K, 128))
+	if g.XSteps.blocked() {
+		s.xk, s.xkRow = g.XSteps.At, blocks
+	} else {
+		s.x, s.xRow = g.XSteps.At, int32(g.XSteps.Rows)
+	}
+	if g.WSteps.blocked() {
+		s.wk, s.wkRow = g.WSteps.At, blocks
+	} else {
+		s.w, s.wRow = g.WSteps.At, int32(g.WSteps.Rows)
+	}
+	return append(y.args(), s.args()...)
+}
+
+// suffix ends the names of kernels.
+func (g FP8Gemm) suffix() (s string) {
+	if g.XSteps.blocked() || g.WSteps.blocked() {
+		s = "_block"
+	}
+	if g.SwiGLU {
+		s += "_swiglu"
+	}
+	return s
+}
+
+func (g FP8Gemm) maps(xBox, wBox int) (x, w TensorMap) {
+	size, box := uint64(g.XType.Size()), uint32(128/g.XType.Size())
+	x = TensorMap{Base: g.X, Type: g.XType, Dims: []uint64{uint64(g.K), uint64(g.M)}, Strides: []uint64{uint64(g.XStride) * size}, Box: []uint32{box, uint32(xBox)}, Swizzle: 128}
+	k := g.K
+	if g.wide() {
+		k = ceilDiv(k, 16) * 16 // groups of 16 are in an order of their own
+	}
+	w = TensorMap{Base: g.W, Type: g.WType, Dims: []uint64{uint64(k), uint64(g.rows())}, Strides: []uint64{uint64(g.WStride)}, Box: []uint32{128, uint32(wBox)}, Swizzle: 128}
+	return x, w
+}
+
+func (g FP8Gemm) sizes() []Arg {
+	return []Arg{{"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}}
+}
+
+// tiled is the wgmma kernel for many rows; tiles are chosen as those of Gemm.
+func (g FP8Gemm) tiled(q Queue) error {
+	gpu := q.Target()
+	out := 256
+	if g.SwiGLU {
+		out = 128
+	}
+	wide := ceilDiv(ceilDiv(g.M, 256)*ceilDiv(g.N, out), gpu.SMs/2) * 256
+	narrow := ceilDiv(ceilDiv(g.M, 128)*ceilDiv(g.N, out/2), gpu.SMs) * 128 * 5 / 4
+	name, width, cluster, stages := "256_pair", 256, 2, 4
+	if narrow < wide {
+		name, width, cluster, stages = "128", 128, 1, 6
+	}
+	x, w := g.maps(128, width/2)
+	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_gemm_sm90_%v_%v_%s%s", g.XType, g.WType, name, g.suffix()), Grid: [3]int{gpu.SMs / cluster * cluster, 1, 1}, Block: 384, Cluster: cluster,
+		Shared: stages*(128+width)*128 + 16<<10 + 1024, Overlap: true, Args: append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), g.sizes()...)})
+}
+
+// stream is the kernel that reads the weights once, for few rows.
+func (g FP8Gemm) stream(q Queue) error {
+	gpu := q.Target()
+	if g.Scratch.IsNil() || g.Flags.IsNil() {
+		scratch, flags := g.ScratchBytes(gpu)
+		return fmt.Errorf("fp8 gemm: M %d needs %d bytes of scratch and %d of flags, got scratch %v and flags %v", g.M, scratch, flags, g.Scratch, g.Flags)
+	}
+	columns := g.columns()
+	box := 256
+	if g.SwiGLU {
+		box = 64
+	}
+	stages, x128 := 3, columns
+	switch {
+	case g.wide():
+		x128 = 2 * columns
+		switch {
+		case columns == 64:
+			stages = 4
+		case columns == 32 && g.suffix() != "" && g.WSteps.blocked():
+			stages = 5
+		case columns == 32:
+			stages = 2
+		}
+	case columns == 64:
+		stages = 5
+	}
+	early := int32(1)
+	if g.Computed {
+		early = 0
+	}
+	x, w := g.maps(columns, box)
+	args := append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), Arg{"scratch", g.Scratch}, Arg{"flags", g.Flags})
+	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_stream_%v_%d%s", g.XType, columns, g.suffix()), Grid: [3]int{streamGrid(gpu, g.rows(), g.K, 128), 1, 1}, Block: 288,
+		Shared: stages*(256+x128)*128 + 1024, Overlap: true, Args: append(append(args, g.sizes()...), Arg{"early", early})})
+}
+
+// streamGrid is the number of blocks of the streaming kernel: no more than steps, and up to 255 that share a tile.
+func streamGrid(gpu Target, rows, k, step int) int {
+	tiles, steps := ceilDiv(rows, 256), ceilDiv(k, step)
+	return min(gpu.SMs, tiles*steps, 256*tiles)
+}
+
+// widened writes w in the type of x to the scratch and multiplies that.
+func (g FP8Gemm) widened(q Queue) error {
+	if g.Scratch.IsNil() {
+		scratch, flags := g.ScratchBytes(q.Target())
+		return fmt.Errorf("fp8 gemm: M %d needs %d bytes of scratch and %d of flags, got scratch %v and flags %v", g.M, scratch, flags, g.Scratch, g.Flags)
+	}
+	m := Gemm{Type: g.XType, M: g.M, N: g.N, K: g.K, X: g.X, W: g.Scratch, XStride: g.XStride, WStride: g.wideStride(), Y: g.Y, YStride: g.YStride, Bias: g.Bias,
+		Residual: g.Residual, ResidualStride: g.ResidualStride, SwiGLU: g.SwiGLU, F32Out: g.Out == F32, Computed: true, Flags: g.Flags}
+	m.Scratch = g.Scratch.At(int64(g.rows()) * g.wideStride() * 2)
+	block, row, across := g.WSteps.places(g.K)
+	err := q.Launch(Launch{Kernel: fmt.Sprintf("fp8_widen_%v", g.XType), Grid: [3]int{ceilDiv(g.rows()*ceilDiv(g.K, 16), 256), 1, 1}, Block: 256, Overlap: q.Target().Hopper(),
+		Args: layoutArgs(g.W, g.Scratch, g.WSteps.At, g.WStride, g.wideStride(), g.rows(), g.K, [3]int32{block, row, across}, 1)})
+	if err != nil {
+		return err
+	}
+	return m.Launch(q)
+}
+
+// portable is the mma.sync kernel.
+func (g FP8Gemm) portable(q Queue) error {
+	name, rows, block, shared := "128", 128, 256, 4*(128+128)*80
+	if g.M <= 32 {
+		name, rows, block, shared = "32", 32, 128, 6*(32+128)*80
+	}
+	columns := 128
+	if g.SwiGLU {
+		columns = 64
+	}
+	args := append(g.args(), Arg{"x", g.X}, Arg{"w", g.W}, Arg{"x_stride", g.XStride}, Arg{"w_stride", g.WStride})
+	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_portable_%v_%v_%s%s", g.XType, g.WType, name, g.suffix()), Grid: [3]int{ceilDiv(g.N, columns), ceilDiv(g.M, rows), 1}, Block: block,
+		Shared: shared, Overlap: q.Target().Hopper(), Args: append(args, g.sizes()...)})
+}
+
+// PairCodes writes rows of codes in the order that products with a wide x read: of every 16, 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
+// Rows of dst are a multiple of 16 bytes apart; what lies behind a row's end becomes 0.
+func PairCodes(dst []byte, stride int, src []byte, rows, cols int) {
+	for r := range rows {
+		from, to := src[r*cols:][:cols], dst[r*stride:][:stride]
+		at := 0
+		for ; at+16 <= cols; at += 16 {
+			s, d := from[at:at+16:at+16], to[at:at+16:at+16]
+			for i := 0; i < 8; i += 2 {
+				d[2*i], d[2*i+1], d[2*i+2], d[2*i+3] = s[i], s[i+1], s[i+8], s[i+9]
+			}
+		}
+		if at < stride {
+			clear(to[at:])
+			var last [16]byte
+			copy(last[:], from[at:])
+			for i := 0; i < 8 && at+16 <= stride; i += 2 {
+				to[at+2*i], to[at+2*i+1], to[at+2*i+2], to[at+2*i+3] = last[i], last[i+1], last[i+8], last[i+9]
+			}
+		}
+	}
+}
