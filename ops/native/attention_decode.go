@@ -18,7 +18,7 @@ const (
 func (f *attnForward[T]) decodes(s attnSeq) bool {
 	var z T
 	return unsafe.Sizeof(z) == 4 && gemmKernel >= avx512Kernel && s.lq == 1 && f.mask.Keep == nil &&
-		f.kv.k.full != nil && f.kv.v.full != nil && f.d > 0 && f.d%16 == 0 && f.dv > 0 && f.dv%64 == 0
+		f.d > 0 && f.d%16 == 0 && f.dv > 0 && f.dv%64 == 0
 }
 
 // splitKeys is the length of a part of a sequence.
@@ -45,16 +45,17 @@ func (f *attnForward[T]) decode(s attnSeq, split int) {
 	n = max(to-from, 0)
 	ldp := n + 3 // four scores are written at a time
 	p := takeScratch[T](f.hq * ldp)
+	wide := takeScratch[T](decodeBlock * f.hkv * max(f.d, f.dv))
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
-		ahead := f.ahead(s, j+there, to, f.d) - at*f.hkv*f.d*4
+		k := f.kv.k.block(at, there, wide)
+		ahead := f.ahead(&f.kv.k, s, j+there, to, k)
 		if j+there == to { // then the values
-			first, _ := f.kv.decodeRun(s, from, to)
-			ahead = int(uintptr(unsafe.Pointer(&f.kv.v.full[first*f.hkv*f.dv])) - uintptr(unsafe.Pointer(&f.kv.k.full[at*f.hkv*f.d])))
+			ahead = f.ahead(&f.kv.v, s, from, to, k)
 		}
 		for hk := range f.hkv {
 			for r := 0; r < f.g; r += decodeRows {
-				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, at, there, ahead)
+				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, k[hk*f.d:], there, ahead)
 			}
 		}
 		j += there
@@ -80,26 +81,43 @@ func (f *attnForward[T]) decode(s attnSeq, split int) {
 	}
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
-		ahead := f.ahead(s, j+there, to, f.dv) - at*f.hkv*f.dv*4
+		v := f.kv.v.block(at, there, wide)
+		ahead := f.ahead(&f.kv.v, s, j+there, to, v)
 		for hk := range f.hkv {
 			o := f.part(s.b*f.hkv+hk, split)[2:]
-			v := &f.kv.v.full[(at*f.hkv+hk)*f.dv]
 			for r := 0; r < f.g; r += decodeRows {
 				attnValues(f32p(o[r*(f.dv+2):]), (f.dv+2)*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
-					(*float32)(unsafe.Pointer(v)), f.hkv*f.dv*4, ahead, min(decodeRows, f.g-r), there, f.dv)
+					f32p(v[hk*f.dv:]), f.hkv*f.dv*4, ahead, min(decodeRows, f.g-r), there, f.dv)
 			}
 		}
 		j += there
 	}
+	giveScratch(wide)
 	giveScratch(p)
 }
 
-// ahead is where the block from key j on lies, in bytes of rows of width d, or the
-// last key where there is none.
-func (f *attnForward[T]) ahead(s attnSeq, j, to, d int) int {
-	j = min(j, to-1)
-	at, _ := f.kv.decodeRun(s, j, to)
-	return at * f.hkv * d * 4
+// ahead is where the block of x from key j on lies, or the last key where there is
+// none, in bytes behind base; 0 where x is narrow and base is what was widened.
+func (f *attnForward[T]) ahead(x *kvRows[T], s attnSeq, j, to int, base []T) int {
+	if x.full == nil {
+		return 0
+	}
+	at, _ := f.kv.decodeRun(s, min(j, to-1), to)
+	return int(uintptr(unsafe.Pointer(&x.full[at*x.hkv*x.width])) - uintptr(unsafe.Pointer(&base[0])))
+}
+
+// block is the rows of all heads of n tokens that follow each other from at on:
+// where they lie, or widened into buf.
+func (s *kvRows[T]) block(at, n int, buf []T) []T {
+	if s.full != nil {
+		return s.full[at*s.hkv*s.width:]
+	}
+	for i := range n {
+		for hk := range s.hkv {
+			s.read(buf[(i*s.hkv+hk)*s.width:][:s.width], at+i, hk)
+		}
+	}
+	return buf
 }
 
 // decodeRun is where key j lies, and how many of decodeBlock from there on, up to
@@ -113,11 +131,11 @@ func (kv *kvSource[T]) decodeRun(s attnSeq, j, to int) (at, there int) {
 }
 
 // scores fills p with those of at most decodeRows heads, from head r of key head
-// hk on, with n keys that lie from at on. What is not a multiple of 4 goes one by
+// hk on, with n keys, the row of hk of the first of which is k. What is not a multiple
+// of 4 goes one by
 // one, each as four of its kind.
-func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r, at, n, ahead int) {
+func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r int, k []T, n, ahead int) {
 	q := f32p(f.q[(s.q0*f.hq+hk*f.g+r)*f.d:])
-	k := f.kv.k.full[(at*f.hkv+hk)*f.d:]
 	rows, scale, four := min(decodeRows, f.g-r), float32(f.scale), n&^3
 	if four > 0 {
 		attnScores(f32p(p), ldp*4, q, f32p(k), f.hkv*f.d*4, ahead, rows, four, f.d, scale)
