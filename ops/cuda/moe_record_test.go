@@ -40,7 +40,11 @@ func TestExpertsLaunchGolden(t *testing.T) {
 		require.NoError(t, x.Launch(r))
 		text += fmt.Sprintf("%s %v T %d, scratch %d bytes\n%s", c.gpu, c.dt, c.tokens, x.ScratchBytes(r.GPU), r)
 	}
-	holdGolden(t, "experts", text)
+	r := &Recorder{GPU: targets["sm_90"]}
+	x := ExpertsFP8{Type: BF16, T: 300, TopK: 8, E: 256, D: 7168, F: 2048, Y: at("y", 4), X: at("x", 5), Weights: at("weights", 2), WeightsF32: true, IDs: at("ids", 1),
+		Gate: at("gate", 6), Up: at("up", 7), Down: at("down", 8), GateSteps: at("gate_steps", 11), UpSteps: at("up_steps", 12), DownSteps: at("down_steps", 13), Scratch: at("scratch", 10)}
+	require.NoError(t, x.Launch(r))
+	holdGolden(t, "experts", text+fmt.Sprintf("fp8 T 300, scratch %d bytes\n%s", x.ScratchBytes(), r))
 }
 
 func TestExpertsErrorsBeforeLaunch(t *testing.T) {
@@ -50,6 +54,7 @@ func TestExpertsErrorsBeforeLaunch(t *testing.T) {
 	for want, l := range map[string]interface{ Launch(Queue) error }{
 		"experts: 1536 bytes of scratch are required":                                                             x,
 		"experts: T >= 0 and top-k, experts, D and F >= 1 are required, got T -1, top-k 2, experts 8, D 64, F 32": none,
+		"experts fp8: no CUDA kernel: D 64, F 128, 8 experts: multiples of 128 and up to 1024 experts":            ExpertsFP8{Type: BF16, T: 1, TopK: 2, E: 8, D: 64, F: 128},
 		"experts: no CUDA kernel: 8388608 choices of 8 experts: the grid holds 4193728":                           many,
 		"route: no CUDA kernel: 5000 experts: the kernel takes up to 4096":                                        Route{Router: ops.Router{Experts: 5000, TopK: 2}, T: 1},
 		"router: top-k must be from 1 to the number of experts, got top-k 9 of 8 experts":                         Route{Router: ops.Router{Experts: 8, TopK: 9}, T: 1},

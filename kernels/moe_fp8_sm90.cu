@@ -1,0 +1,284 @@
+// Grouped products of a mixture of experts in E4M3 on Hopper: y[rows of e] = x[rows of e] w[e]^T for rows sorted by expert, x
+// codes [M,K] with a step for each 1 x 128 of them, w codes [E,N,K] with a step for each 128 x 128, and what comes before them.
+//
+// The tiles, the work list and the two ways in which a cluster of two blocks shares loads are those of moe_sm90.cu; a stage is
+// 128 k (x 16 KB, w 32 KB). The tensor cores add up 128 k of 128 columns in fewer bits than a float has; these partial sums,
+// times the two steps, are added in f32 to the accumulators.
+// With DUAL there are two matrices, w and up, y = silu(x w^T) * (x up^T) goes out as codes again, a tile's 128 columns of a row
+// being one block with a step of its own (amax of the unrounded values / 448), which is what the second product reads.
+// moe_fp8_permute: a block owns a token: steps of its 1 x 128 blocks and codes, written to the places of its choices.
+// K and N multiples of 128, E up to 1024. Shared memory: the ring. sm_90a only; empty elsewhere (the permute: sm_89 and later).
+#include "fp8.cuh"
+#include "wgmma_fp8.cuh"
+
+namespace {
+struct Params {
+  void* y;              // [M,N], or codes with y_steps [M,N/128]
+  float* y_steps;
+  const float* x_steps;   // [M,K/128]
+  const float* w_steps;   // [E,N/128,K/128]
+  const float* up_steps;
+  const int* offsets;   // [E+1]
+  int n, k, experts, m;
+};
+
+#ifdef SEAFAN_HOPPER
+// See moe_sm90.cu.
+__device__ __forceinline__ void transpose4(uint32_t (&v)[4], int t) {
+  const bool odd = t & 1, high = t & 2;
+  uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
+  a = __shfl_xor_sync(~0u, a, 1), b = __shfl_xor_sync(~0u, b, 1);
+  if (odd) v[0] = a, v[2] = b;
+  else v[1] = a, v[3] = b;
+  uint32_t c = high ? v[0] : v[2], d = high ? v[1] : v[3];
+  c = __shfl_xor_sync(~0u, c, 2), d = __shfl_xor_sync(~0u, d, 2);
+  if (high) v[0] = c, v[1] = d;
+  else v[2] = c, v[3] = d;
+}
+#endif
+}  // namespace
+
+template <class T, bool DUAL>
+__device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorMap& wmap, const CUtensorMap& upmap, const Params& p) {
+#ifdef SEAFAN_HOPPER
+  constexpr int BM = 128, BN = 256, BK = 128, STAGES = 4, A = BM * BK, B = BN * BK, STAGE = A + B, OUT = DUAL ? BN / 2 : BN;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  __shared__ int offsets[1025], items[1025], sums[32];  // items: work of the experts before each
+  unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  const int group = threadIdx.x / 128, rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    prefetch_map(&xmap);
+    prefetch_map(&wmap);
+    if (DUAL) prefetch_map(&upmap);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(full + i, 1);
+      barrier_init(empty + i, 4);
+    }
+    barrier_init_fence();
+  }
+  grid_wait();
+  const int columns = (p.n + OUT - 1) / OUT, steps = p.k / BK;
+  for (int e = threadIdx.x; e <= p.experts; e += blockDim.x) offsets[e] = p.offsets[e];
+  __syncthreads();
+  {
+    // Thread i sums the work of a run of experts; a scan over the threads in order gives where each run starts.
+    const int each = (p.experts + blockDim.x - 1) / blockDim.x, from = min(p.experts, (int)threadIdx.x * each), to = min(p.experts, from + each);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto work = [&](int e) {
+      const int tiles = (offsets[e + 1] - offsets[e] + BM - 1) / BM;
+      return tiles / 2 * columns + tiles % 2 * ((columns + 1) / 2);
+    };
+    int own = 0;
+    for (int e = from; e < to; e++) own += work(e);
+    int scan = own;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      const int v = __shfl_up_sync(~0u, scan, o);
+      if (lane >= o) scan += v;
+    }
+    if (lane == 31) sums[warp] = scan;
+    __syncthreads();
+    int at = scan - own;
+    for (int w = 0; w < warp; w++) at += sums[w];
+    for (int e = from; e < to; e++) {
+      items[e] = at;
+      at += work(e);
+    }
+    if (from < to && to == p.experts) items[to] = at;
+  }
+  __syncthreads();
+  cluster_sync();
+  const int total = items[p.experts];
+  // Item i: its expert, this block's row (end behind it) and column, and whether the two blocks share the rows.
+  auto place = [&](int i, int& expert, int& row, int& end, int& column, bool& odd) {
+    int lo = 0, hi = p.experts;
+    while (hi - lo > 1) {
+      const int mid = (lo + hi) / 2;
+      if (items[mid] <= i) lo = mid; else hi = mid;
+    }
+    expert = lo;
+    end = offsets[lo + 1];
+    const int at = i - items[lo], pairs = (end - offsets[lo] + BM - 1) / BM / 2;
+    odd = at >= pairs * columns;
+    if (odd) {
+      row = offsets[lo] + pairs * 2 * BM;
+      column = ((at - pairs * columns) * 2 + rank) * OUT;
+    } else {
+      row = offsets[lo] + (at % pairs * 2 + rank) * BM;
+      column = at / pairs * OUT;
+    }
+  };
+  const int worker = blockIdx.x / 2, workers = gridDim.x / 2;
+  int at = 0;
+  if (group == 0) {
+    registers_give<40>();
+    if (threadIdx.x == 0) {
+      for (int i = worker; i < total; i += workers) {
+        int expert, row, end, column;
+        bool odd;
+        place(i, expert, row, end, column, odd);
+        const int w0 = expert * p.n + column, w1 = DUAL ? w0 : w0 + BN / 2;
+        const CUtensorMap* second = DUAL ? &upmap : &wmap;
+        for (int s = 0; s < steps; s++, at++) {
+          const int slot = at % STAGES;
+          barrier_wait(empty + slot, (at / STAGES & 1) ^ 1);
+          unsigned char* a = ring + slot * STAGE;
+          unsigned char* b = a + A;
+          barrier_expect(full + slot, STAGE);
+          if (odd) {
+            copy_tensor2_multicast(a + rank * (A / 2), &xmap, full + slot, s * BK, row + rank * 64, 3);
+            copy_tensor2(b, &wmap, full + slot, s * BK, w0);
+            copy_tensor2(b + B / 2, second, full + slot, s * BK, w1);
+          } else {
+            copy_tensor2(a, &xmap, full + slot, s * BK, row);
+            copy_tensor2(a + A / 2, &xmap, full + slot, s * BK, row + 64);
+            copy_tensor2_multicast(b + rank * (B / 2), rank ? second : &wmap, full + slot, s * BK, rank ? w1 : w0, 3);
+          }
+        }
+      }
+      // The last stages must be consumed before a block of the cluster may go: its partner still writes to it.
+      for (int i = 0; i < STAGES; i++, at++) barrier_wait(empty + at % STAGES, (at / STAGES & 1) ^ 1);
+    }
+  } else {
+    registers_take<232>();
+    const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    auto release = [&]() {
+      if (threadIdx.x % 128 < 2) barrier_arrive_remote(empty + at % STAGES, threadIdx.x % 128);
+    };
+    for (int i = worker; i < total; i += workers) {
+      int expert, row, end, column;
+      bool odd;
+      place(i, expert, row, end, column, odd);
+      row += wg * 64;
+      if (row >= end || column >= p.n) {
+        for (int s = 0; s < steps; s++, at++) {
+          barrier_wait(full + at % STAGES, at / STAGES & 1);
+          asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");  // no warp falls a phase behind
+          release();
+        }
+        continue;
+      }
+      float d[2][64];
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < 64; j++) d[h][j] = 0.f;
+      const int r0 = row + warp * 16 + g;
+      const int blocks = p.n / 128;
+      const int x0 = min(r0, p.m - 1) * steps, x1 = min(r0 + 8, p.m - 1) * steps, w0 = (expert * blocks + column / 128) * steps;
+      const int w1 = DUAL || column + 128 >= p.n ? 0 : steps;
+      for (int s = 0; s < steps; s++, at++) {
+        const float fx0 = p.x_steps[x0 + s], fx1 = p.x_steps[x1 + s], fw[2] = {p.w_steps[w0 + s], (DUAL ? p.up_steps : p.w_steps)[w0 + w1 + s]};
+        const int slot = at % STAGES;
+        barrier_wait(full + slot, at / STAGES & 1);
+        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (A / 2), b = shared_address(ring + slot * STAGE) + A;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          float part[64];
+          wgmma_fence();
+#pragma unroll
+          for (int j = 0; j < BK / 32; j++) Wgmma8<e4m3, e4m3, 128>::shared(part, descriptor(a + j * 32), descriptor(b + h * (B / 2) + j * 32), j);
+          wgmma_commit();
+          wgmma_pin(part);
+          wgmma_wait<0>();
+          wgmma_pin(part);
+          if (h == 1) release();
+          const float f0 = fx0 * fw[h], f1 = fx1 * fw[h];
+#pragma unroll
+          for (int j = 0; j < 64; j++) d[h][j] += part[j] * (j % 4 < 2 ? f0 : f1);
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int r = r0 + half * 8;
+        if (DUAL) {
+          // The quad's lanes hold the row's 128 columns: amax, step, codes.
+          float amax = 0;
+#pragma unroll
+          for (int j = 0; j < 16; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+              const int c = 4 * j + 2 * half + e;
+              const float u = d[0][c];
+              d[0][c] = u / (1.f + __expf(-u)) * d[1][c];
+              amax = fmaxf(amax, fabsf(d[0][c]));
+            }
+          amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
+          amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+          const float step = fp8_step<false>(amax, 0);
+          if (r < end && t == 0) p.y_steps[(long)r * blocks + column / 128] = step;
+          const Divisor by(step);
+#pragma unroll
+          for (int j = 0; j < 2; j++) {  // 64 columns: a lane's words are 2 columns of each 8, and of the next 8
+            uint32_t v[4];
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+              const int c = 4 * (8 * j + 2 * q) + 2 * half;
+              const float x[4] = {d[0][c], d[0][c + 1], d[0][c + 4], d[0][c + 5]};
+              v[q] = fp8_quad<false>(x, by);
+            }
+            transpose4(v, t);  // lane t: columns 16t.. of the 64, as words of 2 of the first and 2 of the second 8
+            const uint32_t first0 = __byte_perm(v[0], v[1], 0x5410), first1 = __byte_perm(v[2], v[3], 0x5410);
+            const uint32_t second0 = __byte_perm(v[0], v[1], 0x7632), second1 = __byte_perm(v[2], v[3], 0x7632);
+            if (r < end) *(uint4*)((uint8_t*)p.y + (long)r * p.n + column + j * 64 + t * 16) = make_uint4(first0, first1, second0, second1);
+          }
+          continue;
+        }
+        T* y = (T*)p.y + (long)r * p.n;
+#pragma unroll
+        for (int j = 0; j < OUT / 32; j++) {
+          uint32_t v[4];
+#pragma unroll
+          for (int q = 0; q < 4; q++) {
+            const int c = 4 * (4 * j + q) + 2 * half;
+            v[q] = pack2<T>(d[c / 64][c % 64], d[c / 64][c % 64 + 1]);
+          }
+          transpose4(v, t);
+          const int c = column + j * 32 + t * 8;
+          if (r < end && c < p.n) *(uint4*)(y + c) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+      }
+    }
+  }
+  cluster_sync();
+#endif
+}
+
+// A warp takes 1 x 128 blocks of the token's row; a lane 4 of the columns.
+template <class T> __device__ __forceinline__ void permute(uint8_t* y, float* steps, const T* x, const int* position, int top_k, int d) {
+  const long t = blockIdx.x;
+  const int lane = threadIdx.x % 32;
+  grid_wait();
+  for (int b = threadIdx.x / 32; b < d / 128; b += blockDim.x / 32) {
+    float v[4], amax = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      v[j] = to_float(x[t * d + b * 128 + lane * 4 + j]);
+      amax = fmaxf(amax, fabsf(v[j]));
+    }
+    const float step = fp8_step<false>(warp_max(amax), 0);
+    const uint32_t codes = fp8_quad<false>(v, Divisor(step));
+    for (int c = 0; c < top_k; c++) {
+      const long at = position[t * top_k + c];
+      if (at < 0) continue;
+      *(uint32_t*)(y + at * d + b * 128 + lane * 4) = codes;
+      if (lane == 0) steps[at * (d / 128) + b] = step;
+    }
+  }
+}
+
+#define GROUPED(T)                                                                                                             \
+  extern "C" __global__ void __launch_bounds__(384, 1) moe_fp8_sm90_##T(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, \
+                                                                        const __grid_constant__ CUtensorMap up, const __grid_constant__ Params p) {   \
+    grouped<T, false>(x, w, up, p);                                                                                            \
+  }                                                                                                                            \
+  extern "C" __global__ void __launch_bounds__(256) moe_fp8_permute_##T(uint8_t* y, float* steps, const T* x, const int* position, int top_k, int d) { \
+    permute<T>(y, steps, x, position, top_k, d);                                                                               \
+  }
+GROUPED(bf16)
+GROUPED(f16)
+extern "C" __global__ void __launch_bounds__(384, 1) moe_fp8_sm90_swiglu(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                                                                         const __grid_constant__ CUtensorMap up, const __grid_constant__ Params p) {
+  grouped<bf16, true>(x, w, up, p);
+}
