@@ -25,6 +25,18 @@ func adviseHugePages(b []byte) {
 	_ = unix.Madvise(b[skip:skip+whole], unix.MADV_HUGEPAGE)
 }
 
+// dropPages gives the pages of b back, which holds zeros and reads as zeros after
+// it: a new slice may lie where another was, and then it was written to.
+func dropPages(b []byte) {
+	page := os.Getpagesize()
+	if len(b) < 2*page {
+		return
+	}
+	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (page - 1)
+	whole := (len(b) - skip) &^ (page - 1)
+	_ = unix.Madvise(b[skip:skip+whole], unix.MADV_DONTNEED)
+}
+
 // machineMemory is the memory of the machine, or what the process may have of
 // it; 0: not known.
 func machineMemory() int {

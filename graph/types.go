@@ -108,15 +108,21 @@ func Data[E Element](t Tensor) []E {
 	return unsafe.Slice((*E)(unsafe.Pointer(&t.mem[0])), len(t.mem)/size)
 }
 
+// sparseBytes is alignedBytes for memory of which little may ever be written to:
+// pages of a cache.
+func sparseBytes(n int) []byte {
+	b := alignedSlice(n)
+	dropPages(b)
+	return b
+}
+
 func alignedBytes(n int) []byte {
-	b := sparseBytes(n)
+	b := alignedSlice(n)
 	adviseHugePages(b)
 	return b
 }
 
-// sparseBytes is alignedBytes for memory of which little may ever be written to:
-// pages of a cache.
-func sparseBytes(n int) []byte {
+func alignedSlice(n int) []byte {
 	const align = 64
 	b := make([]byte, n+align)
 	off := -int(uintptr(unsafe.Pointer(&b[0]))) & (align - 1)

@@ -5,11 +5,12 @@
 //
 // step: a block of 256 threads owns 8 packs of VEC columns of the state of one head of one row, in registers between the one
 // read and the one write: 8 threads along the columns, 32 along the key axis, R rows a thread. For few rows.
-// head: a block of 256 threads owns a head of a row, `columns` columns of its state at a time in shared memory: copied in and
-// out by the bulk copy engine on sm_90, three blocks a multiprocessor at 64 KB. With the layer around it (FUSED) the block
-// does the convolutions, norms and gates while the state is on its way.
+// head: a block of 256 threads owns `columns` columns of a head of a row in shared memory, copied in and out by the bulk copy
+// engine on sm_90. With the layer around it (FUSED) a block owns all columns, in turns if need be, and does the convolutions,
+// norms and gates while the state is on its way.
 // Sums over the key axis go by shuffles in a warp and by shared memory between warps, in a fixed order. State f32
 // [slots,HV,K,V]. Any arch. Paper: Kimi Team, Kimi Linear (arXiv:2510.26692).
+#include <cuda.h>
 #include "kda.cuh"
 #include "mma.cuh"
 
@@ -150,37 +151,37 @@ __device__ __forceinline__ void step(T* out, float* state, const T* q, const T* 
 #define STEPS(T) STEP(T, 4, 4) STEP(T, 4, 8) STEP(T, 1, 8)
 STEPS(bf16) STEPS(f16) STEPS(f32)
 
-// The state of a head on its way between global and shared memory, `columns` columns [k,columns] at a time.
-struct HeadState {
+// Columns of the state of a head on their way between global memory and a tile [dk,columns] in shared memory; those beyond dv
+// come as zeros and stay away. map: all states as [slots HV dk, dv], in boxes of the tile.
+struct HeadTile {
   float* sm;
   uint64_t* full;
-  int dk, dv;
+  const void* map;
+  int dk, dv, columns;
 
   __device__ void start() const {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(full)) : "memory");
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
     }
     __syncthreads();
 #endif
   }
-  __device__ void load(const float* from, int n) const {
+  // state: that of the head number `row` of all; column v0 is the first.
+  __device__ void load(const float* state, int row, int v0) const {
 #if __CUDA_ARCH__ >= 900
-    const uint32_t bar = shared_address(full);
-    if (threadIdx.x == 0) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(dk * n * 4) : "memory");
-    if (n < dv) __syncthreads();
-    if (n < dv || threadIdx.x == 0) {
-      const int rows = n < dv ? dk : 1, bytes = n < dv ? n * 4 : dk * n * 4;
-      for (int d = threadIdx.x; d < rows; d += STEP_THREADS)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(sm + d * n)),
-                     "l"(from + (size_t)d * dv), "r"(bytes), "r"(bar)
-                     : "memory");
+    if (threadIdx.x == 0) {
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(full)), "r"(dk * columns * 4) : "memory");
+      asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(sm)),
+                   "l"(map), "r"(shared_address(full)), "r"(v0), "r"(row * dk)
+                   : "memory");
     }
 #else
-    for (int i = threadIdx.x; i < dk * n / 4; i += STEP_THREADS) {
-      const int d = i / (n / 4), c = i % (n / 4);
-      copy_async16(shared_address(sm + i * 4), from + (size_t)d * dv + c * 4, true);
+    for (int i = threadIdx.x; i < dk * columns / 4; i += STEP_THREADS) {
+      const int d = i / (columns / 4), c = v0 + i % (columns / 4) * 4;
+      copy_async16(shared_address(sm + i * 4), state + (c < dv ? (size_t)d * dv + c : 0), c < dv);
     }
     copy_commit();
 #endif
@@ -198,29 +199,27 @@ struct HeadState {
 #endif
   }
   // After the last write to sm by every thread; begins with a barrier.
-  __device__ void store(float* to, int n) const {
+  __device__ void store(float* state, int row, int v0) const {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    if (n < dv || threadIdx.x == 0) {
-      const int rows = n < dv ? dk : 1, bytes = n < dv ? n * 4 : dk * n * 4;
-      for (int d = threadIdx.x; d < rows; d += STEP_THREADS)
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + (size_t)d * dv), "r"(shared_address(sm + d * n)), "r"(bytes)
-                     : "memory");
+    if (threadIdx.x == 0) {
+      asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(shared_address(sm)), "r"(v0), "r"(row * dk)
+                   : "memory");
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
 #else
     __syncthreads();
-    for (int i = threadIdx.x; i < dk * n / 4; i += STEP_THREADS) {
-      const int d = i / (n / 4), c = i % (n / 4);
-      *reinterpret_cast<float4*>(to + (size_t)d * dv + c * 4) = *reinterpret_cast<const float4*>(sm + i * 4);
+    for (int i = threadIdx.x; i < dk * columns / 4; i += STEP_THREADS) {
+      const int d = i / (columns / 4), c = v0 + i % (columns / 4) * 4;
+      if (c < dv) *reinterpret_cast<float4*>(state + (size_t)d * dv + c) = *reinterpret_cast<const float4*>(sm + i * 4);
     }
 #endif
   }
   // sm may be written again, or given up.
   __device__ void stored() const {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
     __syncthreads();
   }
@@ -244,67 +243,93 @@ template <class T> struct HeadArgs {
   float scale, eps, factor, bound, neps;
 };
 
-// The newest sample x of a channel through its convolution with SiLU; line [width-1] moves on.
-__device__ __forceinline__ float conv_sample(float x, float* line, const float* w, int width, bool fresh) {
-  float a = 0;
-  if (width == 4) {
-    const float4 u = *reinterpret_cast<const float4*>(w);
-    const float l0 = fresh ? 0.f : line[0], l1 = fresh ? 0.f : line[1], l2 = fresh ? 0.f : line[2];
-    a = u.x * l0 + u.y * l1 + u.z * l2 + u.w * x;
-    line[0] = l1, line[1] = l2, line[2] = x;
-  } else {
-#pragma unroll 1
-    for (int j = 0; j < width - 1; j++) {
-      const float s = fresh ? 0.f : line[j];
-      a += w[j] * s;
-      if (j > 0) line[j - 1] = s;
-    }
-    line[width - 2] = x;
-    a += w[width - 1] * x;
-  }
-  return a * sigmoid(a);
-}
+// A channel's newest sample on its way through its convolution with SiLU; line [width-1] moves on. Everything is loaded before
+// anything is written.
+struct Sample {
+  float x = 0, z = 0;
+  float l[3];
+  float4 u;
+  float* line;
+  const float* w;
 
-template <class T, bool FUSED> __device__ __forceinline__ void head(const HeadArgs<T>& x) {
+  __device__ void load(float newest, float* at, const float* taps, int width, bool fresh) {
+    x = newest, line = at, w = taps;
+    if (width != 4) return;
+    u = *reinterpret_cast<const float4*>(w);
+#pragma unroll
+    for (int j = 0; j < 3; j++) l[j] = fresh ? 0.f : line[j];
+  }
+  __device__ float run(int width, bool fresh) {
+    float a = 0;
+    if (width == 4) {
+      a = u.x * l[0] + u.y * l[1] + u.z * l[2] + u.w * x;
+      line[0] = l[1], line[1] = l[2], line[2] = x;
+    } else {
+#pragma unroll 1
+      for (int j = 0; j < width - 1; j++) {
+        const float s = fresh ? 0.f : line[j];
+        a += w[j] * s;
+        if (j > 0) line[j - 1] = s;
+      }
+      line[width - 2] = x;
+      a += w[width - 1] * x;
+    }
+    return a * sigmoid(a);
+  }
+};
+
+template <class T, bool FUSED> __device__ __forceinline__ void head(const HeadArgs<T>& x, const void* map) {
   extern __shared__ __align__(128) float tile[];
-  __shared__ float alpha[256], sk[256], sq[256], sv[256], so[256];
+  __shared__ float alpha[256], sk[256], sq[256], sv[256], so[FUSED ? 256 : 1];
   __shared__ float sums[4][2][128], delta[128], scratch[32];
   __shared__ uint64_t full;
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, head = blockIdx.x, dk = x.dk, dv = x.dv;
-  const HeadState hs{tile, &full, dk, dv};
-  hs.start();
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, dk = x.dk, dv = x.dv, columns = x.columns;
+  const int tiles = FUSED ? 1 : (dv + columns - 1) / columns, head = blockIdx.x / tiles, first = blockIdx.x % tiles * columns;
+  const HeadTile ht{tile, &full, map, dk, dv, columns};
+  ht.start();
   grid_wait();
   const StepRow at(x.rows, x.slots, blockIdx.y);
   if (at.row < 0) return;
+  const int last = FUSED ? dv : min(dv, first + columns); // this block's columns
   const size_t rh = (size_t)at.row * x.hv + head;
   T* out = x.out + rh * dv;
   if (at.slot < 0) {
-    if (tid < dv) out[tid] = from_float<T>(0);
+    if (first + tid < last) out[first + tid] = from_float<T>(0);
     return;
   }
-  float* state = x.state + ((size_t)at.slot * x.hv + head) * dk * dv;
-  int n = min(x.columns, dv), parity = 0;
-  if (!at.fresh) hs.load(state, n);
+  const int number = at.slot * x.hv + head;
+  float* state = x.state + (size_t)number * dk * dv;
+  if (!at.fresh) ht.load(state, number, first);
   float beta, gamma = 0;
   if constexpr (FUSED) {
-    const int past = x.width - 1;
-    const size_t sh = (size_t)at.slot * x.h + head;
+    const int past = x.width - 1, c = STEP_THREADS - 1 - tid; // values: other threads first
+    const size_t sh = (size_t)at.slot * x.h + head, i = rh * dk + tid;
+    Sample a, b, v;
+    float z = 0, rate = 0, logit, g = 0, w = 0;
     if (tid < dk) {
-      const size_t c = sh * dk + tid, w = (size_t)(head * dk + tid) * x.width, i = rh * dk + tid;
-      const float z = to_float(x.z[i]) + x.dt[head * dk + tid];
-      sq[tid] = conv_sample(to_float(x.q[i]), x.cq + c * past, x.wq + w, x.width, at.fresh);
-      sk[tid] = conv_sample(to_float(x.k[i]), x.ck + c * past, x.wk + w, x.width, at.fresh);
-      alpha[tid] = expf(log_decay(z, expf(x.alog[head]), x.bound));
+      a.load(to_float(x.q[i]), x.cq + (sh * dk + tid) * past, x.wq + (size_t)(head * dk + tid) * x.width, x.width, at.fresh);
+      b.load(to_float(x.k[i]), x.ck + (sh * dk + tid) * past, x.wk + (size_t)(head * dk + tid) * x.width, x.width, at.fresh);
+      z = to_float(x.z[i]) + x.dt[head * dk + tid], rate = x.alog[head];
     }
-    for (int c = STEP_THREADS - 1 - tid; c < dv; c += STEP_THREADS) // other threads first
-      sv[c] = conv_sample(to_float(x.v[rh * dv + c]), x.cv + (sh * dv + c) * past, x.wv + (size_t)(head * dv + c) * x.width, x.width, at.fresh);
-    if (tid < dv) gamma = sigmoid(to_float(x.gate[rh * dv + tid])) * x.nw[tid];
-    beta = x.factor * sigmoid(to_float(x.b[rh]));
+    if (c < dv) v.load(to_float(x.v[rh * dv + c]), x.cv + (sh * dv + c) * past, x.wv + (size_t)(head * dv + c) * x.width, x.width, at.fresh);
+    if (tid < dv) g = to_float(x.gate[rh * dv + tid]), w = x.nw[tid];
+    logit = to_float(x.b[rh]);
+    if (tid < dk) {
+      sq[tid] = a.run(x.width, at.fresh);
+      sk[tid] = b.run(x.width, at.fresh);
+      alpha[tid] = expf(log_decay(z, expf(rate), x.bound));
+    }
+    if (c < dv) sv[c] = v.run(x.width, at.fresh);
+    gamma = sigmoid(g) * w;
+    beta = x.factor * sigmoid(logit);
   } else {
     const size_t qk = ((size_t)at.row * x.h + head / (x.hv / x.h)) * dk;
-    if (tid < dk) sq[tid] = to_float(x.q[qk + tid]), sk[tid] = to_float(x.k[qk + tid]), alpha[tid] = expf(x.g[rh * dk + tid]);
-    if (tid < dv) sv[tid] = to_float(x.v[rh * dv + tid]);
+    float q = 0, k = 0, g = 0, v = 0;
+    if (tid < dk) q = to_float(x.q[qk + tid]), k = to_float(x.k[qk + tid]), g = x.g[rh * dk + tid];
+    if (first + tid < last) v = to_float(x.v[rh * dv + first + tid]);
     beta = x.beta[rh];
+    if (tid < dk) sq[tid] = q, sk[tid] = k, alpha[tid] = expf(g);
+    if (first + tid < last) sv[first + tid] = v;
     if (x.factor > 0) beta = x.factor * sigmoid(beta);
   }
   __syncthreads();
@@ -318,24 +343,23 @@ template <class T, bool FUSED> __device__ __forceinline__ void head(const HeadAr
     rq = 1.f / sqrtf(warp_sum(qq) + x.eps);
     rk = 1.f / sqrtf(warp_sum(kk) + x.eps);
   }
-  for (int v0 = 0; v0 < dv; v0 += n) {
-    n = min(x.columns, dv - v0);
-    if (v0 > 0 && !at.fresh) {
-      hs.stored();
-      hs.load(state + v0, n);
+  // Lanes: packs of four columns, and rows of the key axis where there are fewer packs than lanes.
+  const int packs = columns / 4, across = packs > 16 ? 32 : packs > 8 ? 16 : 8, ct = lane % across, step = STEP_THREADS / across;
+  const int d0 = warp * (32 / across) + lane / across;
+  float4* const s4 = reinterpret_cast<float4*>(tile) + ct;
+  int parity = 0;
+  for (int v0 = first; v0 < last; v0 += columns) {
+    if (v0 > first) {
+      ht.stored();
+      if (!at.fresh) ht.load(state, number, v0);
     }
     if (at.fresh) {
-      if (v0 > 0) hs.stored();
-      for (int i = tid; i < dk * n; i += STEP_THREADS) tile[i] = 0;
+      for (int i = tid; i < dk * columns; i += STEP_THREADS) tile[i] = 0;
       __syncthreads();
     } else {
-      hs.wait(parity);
+      ht.wait(parity);
       parity ^= 1;
     }
-    // Lanes: packs of four columns, and rows of the key axis where there are fewer packs than lanes.
-    const int packs = n / 4, across = packs > 16 ? 32 : packs > 8 ? 16 : 8, ct = lane % across, step = STEP_THREADS / across;
-    const int d0 = warp * (32 / across) + lane / across;
-    const float4* s4 = reinterpret_cast<const float4*>(tile) + ct;
     float4 p = make_float4(0, 0, 0, 0), r = p;
     if (ct < packs) {
 #pragma unroll 8
@@ -358,56 +382,57 @@ template <class T, bool FUSED> __device__ __forceinline__ void head(const HeadAr
       mine[0] = make_float4(p.x + a.x, p.y + a.y, p.z + a.z, p.w + a.w), mine[32] = make_float4(r.x + b.x, r.y + b.y, r.z + b.z, r.w + b.w);
     }
     __syncthreads();
-    if (tid < n) {
+    if (tid < columns) {
       const float ps = sums[0][0][tid] + sums[1][0][tid] + sums[2][0][tid] + sums[3][0][tid];
       const float rs = sums[0][1][tid] + sums[1][1][tid] + sums[2][1][tid] + sums[3][1][tid];
-      const float e = beta * (sv[v0 + tid] - rk * ps), o = x.scale * rq * (rs + e * rk * kq);
+      const bool live = v0 + tid < last;
+      const float e = live ? beta * (sv[v0 + tid] - rk * ps) : 0.f, o = x.scale * rq * (rs + e * rk * kq);
       delta[tid] = e * rk;
-      if constexpr (FUSED)
-        so[v0 + tid] = o;
-      else
-        out[v0 + tid] = from_float<T>(o);
+      if constexpr (FUSED) {
+        if (live) so[v0 + tid] = o;
+      } else {
+        if (live) out[v0 + tid] = from_float<T>(o);
+      }
     }
     __syncthreads();
     if (ct < packs) {
       const float4 e = reinterpret_cast<const float4*>(delta)[ct];
-      float4* to = reinterpret_cast<float4*>(tile) + ct;
 #pragma unroll 8
       for (int d = d0; d < dk; d += step) {
-        float4 s = to[d * packs];
+        float4 s = s4[d * packs];
         const float a = alpha[d], k = sk[d];
         s.x = a * s.x + k * e.x, s.y = a * s.y + k * e.y, s.z = a * s.z + k * e.z, s.w = a * s.w + k * e.w;
-        to[d * packs] = s;
+        s4[d * packs] = s;
       }
     }
-    hs.store(state + v0, n);
+    ht.store(state, number, v0);
   }
   if constexpr (FUSED) {
     const float o = tid < dv ? so[tid] : 0.f;
     const float squares = block_sum(o * o, scratch);
     if (tid < dv) out[tid] = from_float<T>(o * gamma / sqrtf(squares / dv + x.neps));
   }
-  hs.stored();
+  ht.stored();
 }
 
 #define HEAD(T)                                                                                                                     \
-  extern "C" __global__ void __launch_bounds__(STEP_THREADS, 3) kda_decode_head_##T(                                                \
-      T* out, float* state, const T* q, const T* k, const T* v, const float* g, const float* beta, const int* rows, const int* slots, int h, int hv, \
+  extern "C" __global__ void __launch_bounds__(STEP_THREADS, 4) kda_decode_head_##T(                                                \
+      const __grid_constant__ CUtensorMap map, T* out, float* state, const T* q, const T* k, const T* v, const float* g, const float* beta, const int* rows, const int* slots, int h, int hv, \
       int dk, int dv, int columns, float scale, float eps, float factor) {                                                          \
     HeadArgs<T> x = {};                                                                                                             \
     x.out = out, x.state = state, x.q = q, x.k = k, x.v = v, x.g = g, x.beta = beta, x.rows = rows, x.slots = slots, x.h = h, x.hv = hv, x.dk = dk;  \
     x.dv = dv, x.columns = columns, x.scale = scale, x.eps = eps, x.factor = factor;                                                \
-    head<T, false>(x);                                                                                                              \
+    head<T, false>(x, &map);                                                                                                        \
   }                                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(STEP_THREADS, 3) kda_decode_fused_##T(                                               \
-      T* out, float* state, float* cq, float* ck, float* cv, const T* xq, const T* xk, const T* xv, const float* wq, const float* wk, const float* wv, \
+      const __grid_constant__ CUtensorMap map, T* out, float* state, float* cq, float* ck, float* cv, const T* xq, const T* xk, const T* xv, const float* wq, const float* wk, const float* wv, \
       const T* z, const float* alog, const float* dt, const T* b, const T* gate, const float* nw, const int* rows, const int* slots, int h, int dk,    \
       int dv, int columns, int width, float bound, float factor, float scale, float eps, float neps) {                              \
     HeadArgs<T> x = {};                                                                                                             \
     x.out = out, x.state = state, x.cq = cq, x.ck = ck, x.cv = cv, x.q = xq, x.k = xk, x.v = xv, x.wq = wq, x.wk = wk, x.wv = wv, x.z = z;             \
     x.alog = alog, x.dt = dt, x.b = b, x.gate = gate, x.nw = nw, x.rows = rows, x.slots = slots, x.h = x.hv = h, x.dk = dk, x.dv = dv;                 \
     x.columns = columns, x.width = width, x.bound = bound, x.factor = factor, x.scale = scale, x.eps = eps, x.neps = neps;          \
-    head<T, true>(x);                                                                                                               \
+    head<T, true>(x, &map);                                                                                                         \
   }
 HEAD(bf16) HEAD(f16) HEAD(f32)
 
@@ -446,13 +471,13 @@ __device__ __forceinline__ void contract_column(float* s, float* out, const floa
 }
 
 // The second: y [3HD] is q|k|v of all heads, gate [HD] the log-decay, beta [H] a logit, state [H,D,D] key axis first. A block
-// owns a head, dynamic shared memory 12 D bytes: q, k and alpha.
+// owns a head. Of the 12 D bytes of dynamic shared memory q and k take 8 D.
 extern "C" __global__ void __launch_bounds__(128) k3_kda_recurrent_step_f32(const float* y, const float* gate, const float* beta, float* state, float* out,
                                                                            uint32_t heads, uint32_t dim, float eps) {
   extern __shared__ float sm[];
-  __shared__ float scratch[32];
+  __shared__ float scratch[32], alpha[256];
   const int d0 = dim;
-  float *q = sm, *k = sm + d0, *alpha = sm + 2 * d0;
+  float *q = sm, *k = sm + d0;
   const size_t head = (size_t)blockIdx.x * d0, all = (size_t)heads * d0;
   float qq = 0, kk = 0, kq = 0;
   for (int d = threadIdx.x; d < d0; d += blockDim.x) {
@@ -465,10 +490,10 @@ extern "C" __global__ void __launch_bounds__(128) k3_kda_recurrent_step_f32(cons
   __shared__ float part[3][128];
   part[0][threadIdx.x] = qq, part[1][threadIdx.x] = kk, part[2][threadIdx.x] = kq;
   __syncthreads();
-  if (threadIdx.x < 3) {
+  for (int n = threadIdx.x; n < 3; n += blockDim.x) { // a block may have one thread
     float t = 0;
-    for (int i = 0; i < blockDim.x; i++) t += part[threadIdx.x][i];
-    scratch[threadIdx.x] = t;
+    for (int i = 0; i < blockDim.x; i++) t += part[n][i];
+    scratch[n] = t;
   }
   __syncthreads();
   const float rq = 1.f / sqrtf(scratch[0] + eps), rk = 1.f / sqrtf(scratch[1] + eps);

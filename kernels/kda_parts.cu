@@ -159,10 +159,15 @@ template <class T> __device__ __forceinline__ void beta(float* y, const T* b, in
   if (i < n) y[i] = factor * sigmoid(to_float(b[i]));
 }
 
-template <class T> __device__ __forceinline__ void gated_norm(T* y, const T* x, const T* gate, const float* w, int rows, int d, float eps) {
+template <class T> __device__ __forceinline__ void gated_norm(T* y, const T* x, const T* gate, const float* w, int rows, int d, float eps,
+                                                               const int* owner, const int* sequences, int heads) {
   const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   grid_wait();
   if (row >= rows) return;
+  if (owner) {
+    const int o = owner[row / heads];
+    if (o < 0 || Sequence(sequences, o).tokens < 0 || Sequence(sequences, o).slot < 0) return;
+  }
   x += (size_t)row * d, y += (size_t)row * d, gate += (size_t)row * d;
   float squares = 0;
   for (int i = lane; i < d; i += 32) squares += to_float(x[i]) * to_float(x[i]);
@@ -192,7 +197,8 @@ template <class T> __device__ __forceinline__ void gated_norm(T* y, const T* x, 
     gate(g, z, a_log, dt_bias, n, heads, dk, bound);                                                                                      \
   }                                                                                                                                       \
   extern "C" __global__ void __launch_bounds__(256) kda_parts_beta_##T(float* y, const T* b, int64_t n, float factor) { beta(y, b, n, factor); } \
-  extern "C" __global__ void __launch_bounds__(256) kda_parts_norm_##T(T* y, const T* x, const T* g, const float* w, int rows, int d, float eps) { \
-    gated_norm(y, x, g, w, rows, d, eps);                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) kda_parts_norm_##T(T* y, const T* x, const T* g, const float* w, int rows, int d, float eps, \
+                                                                       const int* owner, const int* sequences, int heads) {                \
+    gated_norm(y, x, g, w, rows, d, eps, owner, sequences, heads);                                                                                                 \
   }
 PARTS(bf16) PARTS(f16) PARTS(f32)

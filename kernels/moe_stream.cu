@@ -46,7 +46,7 @@ __device__ __forceinline__ int row_of(const Params& p, int choice) {
 }  // namespace
 
 // w and up are those of the expert.
-template <class T, int WC, int WK, bool DUAL, int NT>
+template <class T, class Out, int WC, int WK, bool DUAL, int NT>
 __device__ __forceinline__ void pass(const Params& p, const T* w, const T* up, const int* list, int count, bool wait, float (*partial)[WC][16][32]) {
   constexpr int UNROLL = NT > 2 ? 2 : 4;  // steps whose loads are in flight together
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, wc = warp % WC, wk = warp / WC;
@@ -91,6 +91,7 @@ __device__ __forceinline__ void pass(const Params& p, const T* w, const T* up, c
       }
     }
   }
+  if (wait) wait_first();  // a part of K without steps
   if (wk > 0) {
 #pragma unroll
     for (int i = 0; i < NT; i++)
@@ -111,13 +112,13 @@ __device__ __forceinline__ void pass(const Params& p, const T* w, const T* up, c
       for (int j = 0; j < 2; j++) {
         const int token = i * 8 + 2 * t + j;
         if (token >= count) continue;
-        T* y = (T*)p.y + (long)list[token] * p.n;
+        Out* y = (Out*)p.y + (long)list[token] * p.n;
         const float u = d[i][j], v = d[i][j + 2];
         if (DUAL) {
-          if (column < p.n) y[column] = from_float<T>(u / (1.f + __expf(-u)) * v);
+          if (column < p.n) y[column] = from_float<Out>(u / (1.f + __expf(-u)) * v);
         } else {
-          if (column < p.n) y[column] = from_float<T>(u);
-          if (column + 8 < p.n) y[column + 8] = from_float<T>(v);
+          if (column < p.n) y[column] = from_float<Out>(u);
+          if (column + 8 < p.n) y[column + 8] = from_float<Out>(v);
         }
       }
   }
@@ -158,11 +159,27 @@ template <class T, int WC, int WK, bool DUAL, int MOST> __device__ __forceinline
   const T* up = shared ? (const T*)p.shared_up : (const T*)p.up + (long)expert * p.n * p.k;
   for (int c = 0; c < count; c += 8 * MOST) {
     const int left = min(8 * MOST, count - c);
-    if (MOST == 1 || left <= 8) pass<T, WC, WK, DUAL, 1>(p, w, up, list + c, left, !DUAL && c == 0, partial);
-    else if (left <= 16) pass<T, WC, WK, DUAL, 2>(p, w, up, list + c, left, !DUAL && c == 0, partial);
-    else pass<T, WC, WK, DUAL, 4>(p, w, up, list + c, left, !DUAL && c == 0, partial);
+    if (MOST == 1 || left <= 8) pass<T, T, WC, WK, DUAL, 1>(p, w, up, list + c, left, !DUAL && c == 0, partial);
+    else if (left <= 16) pass<T, T, WC, WK, DUAL, 2>(p, w, up, list + c, left, !DUAL && c == 0, partial);
+    else pass<T, T, WC, WK, DUAL, 4>(p, w, up, list + c, left, !DUAL && c == 0, partial);
   }
 }
+
+// The logits of a router: one matrix [N,K] of few rows for all M tokens, f32 out. A block owns 16 rows, its warps parts of K.
+template <class T> __device__ __forceinline__ void logits(const Params& p) {
+  __shared__ float partial[7][1][16][32];
+  __shared__ int list[64];
+  if (threadIdx.x < 64) list[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  for (int c = 0; c < p.m; c += 32) {
+    const int left = min(32, p.m - c);
+    if (left <= 8) pass<T, float, 1, 8, false, 1>(p, (const T*)p.w, nullptr, list + c, left, c == 0, partial);
+    else if (left <= 16) pass<T, float, 1, 8, false, 2>(p, (const T*)p.w, nullptr, list + c, left, c == 0, partial);
+    else pass<T, float, 1, 8, false, 4>(p, (const T*)p.w, nullptr, list + c, left, c == 0, partial);
+  }
+}
+extern "C" __global__ void __launch_bounds__(256, 2) moe_logits_bf16(const __grid_constant__ Params p) { logits<bf16>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) moe_logits_f16(const __grid_constant__ Params p) { logits<f16>(p); }
 
 #define STREAM(T, WC, WK)                                                                                                      \
   extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_##T##_##WK(const __grid_constant__ Params p) { stream<T, WC, WK, false, 4>(p); } \

@@ -3,6 +3,7 @@
 //
 //	go run ./examples/cpubench
 //	go run ./examples/cpubench -python python3 -steps cpu_train.py -rounds 3
+//	go run ./examples/cpubench -python python3 -only infer
 //
 // Without -python, or where that has no torch, it prints ours alone. The time
 // of a thing is that of its fastest run over all rounds, which a busy machine
@@ -13,7 +14,6 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -43,6 +43,7 @@ func main() {
 // command is what the flags say.
 type command struct {
 	python, steps, text string
+	only                string
 	compile             bool
 	rounds, workers     int
 }
@@ -54,6 +55,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	f.StringVar(&c.python, "python", "", "Python with torch, to compare with; none: ours alone")
 	f.StringVar(&c.steps, "steps", "", "cpu_train.py, the training step in PyTorch; none: no step of the peer's")
 	f.BoolVar(&c.compile, "compile", false, "time torch.compile's training steps too, which needs a C++ compiler (a minute each the first time)")
+	f.StringVar(&c.only, "only", "", "train: products and training steps alone; infer: prefill and decode alone")
 	f.IntVar(&c.rounds, "rounds", 2, "turns of ours and theirs")
 	f.IntVar(&c.workers, "workers", 0, "goroutines, and threads of the peer's; 0: one a core. One is least disturbed by a busy machine")
 	f.StringVar(&c.text, "text", "", "text to train on; none: Newton's Opticks, which is in every Go install")
@@ -66,11 +68,14 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if c.rounds < 1 || c.rounds > 100 {
 		return fmt.Errorf("-rounds: must be 1 to 100, got %d", c.rounds)
 	}
+	if c.only != "" && c.only != "train" && c.only != "infer" {
+		return fmt.Errorf("-only: must be train or infer, got %q", c.only)
+	}
 	if c.workers < 0 || c.workers > 1024 {
 		return fmt.Errorf("-workers: must be 0 to 1024, got %d", c.workers)
 	}
 	native.SetWorkers(c.workers)
-	if c.text == "" {
+	if c.text == "" && c.only != "infer" {
 		root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 		if err != nil {
 			return fmt.Errorf("-text: a text is required where there is no go command: %w", err)
@@ -81,9 +86,30 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if p == nil {
 		fmt.Fprintln(errOut, "cpubench: ours alone:", why)
 	}
+	var model string
+	if c.only != "train" {
+		var err error
+		if model, err = inferModel(); err != nil {
+			return err
+		}
+		defer os.RemoveAll(model)
+	}
 	ours, theirs := times{}, times{}
 	for r := range c.rounds {
 		fmt.Fprintf(errOut, "cpubench: round %d of %d\n", r+1, c.rounds)
+		if model != "" {
+			if err := infer(ctx, model, ours, theirs); err != nil {
+				return err
+			}
+			if p != nil {
+				if err := p.infer(ctx, model, theirs); err != nil {
+					return err
+				}
+			}
+		}
+		if c.only == "infer" {
+			continue
+		}
 		if err := measure(ctx, c.text, ours); err != nil {
 			return err
 		}
@@ -134,6 +160,10 @@ var works = []struct {
 	{"bf16 gemm 1024^3, B stored", "mm of bf16", 2 << 30},
 	{"attention forward", "SDPA", 0},
 	{"attention forward and backward", "SDPA", 0},
+	{"prefill 512 f32", "transformers", 0},
+	{"prefill 512 bf16", "transformers", 0},
+	{"decode", "transformers, bf16", 0},
+	{"decode, floor", "read of the weights", 0},
 }
 
 // table prints ours, theirs and how much of their time we take.
@@ -191,12 +221,8 @@ func (p *peer) measure(ctx context.Context, t times) error {
 	if err != nil {
 		return err
 	}
-	var got map[string]float64
-	if err := json.Unmarshal(raw, &got); err != nil {
-		return fmt.Errorf("%s: %w", p.python, err)
-	}
-	for work, seconds := range got {
-		t.add(work, seconds)
+	if err := t.read(p.python, raw); err != nil {
+		return err
 	}
 	if p.steps == "" {
 		return nil

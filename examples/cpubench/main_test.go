@@ -30,6 +30,7 @@ our steps of our f32: bf16 0.60, fp8 0.80
 func TestBadFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"-rounds: must be 1 to 100, got 0":                                       {"-rounds", "0"},
+		`-only: must be train or infer, got "x"`:                                 {"-only", "x"},
 		"-workers: must be 0 to 1024, got -1":                                    {"-workers", "-1"},
 		`unexpected argument "x": every value belongs to a flag (-h lists them)`: {"x"},
 	} {

@@ -165,8 +165,11 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		return flagError(err)
 	}
 	defer func() { err = errors.Join(err, session.Close()) }()
+	// The pools of the session are nearly all of the heap, hold no pointers and are
+	// hardly touched: by their size alone garbage could grow to as much.
+	debug.SetGCPercent(2)
 	debug.FreeOSMemory() // what reading the files left behind
-	w := &writer{settings: s, session: session, tok: m.Tokenizer, out: out, errOut: errOut}
+	w := &writer{settings: s, talk: session.Talk(), tok: m.Tokenizer, out: out, errOut: errOut}
 	if s.chat {
 		return talk(ctx, w, m, in)
 	}

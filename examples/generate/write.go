@@ -16,7 +16,7 @@ import (
 // writer writes texts as they come, plain or as lines of JSON.
 type writer struct {
 	settings
-	session     *generate.Session
+	talk        *generate.Talk // of which the texts are turns
 	tok         *tokenizer.Tokenizer
 	out, errOut io.Writer
 }
@@ -55,7 +55,7 @@ func (w *writer) write(ctx context.Context, ids, stop []int32) (string, error) {
 	t := timing{start: time.Now(), prompt: len(ids)}
 	var text strings.Builder
 	end := ""
-	for token, err := range w.session.Text(ctx, w.tok, ids, generate.TextOptions{Sampling: w.sampling, Max: w.n, Stop: w.stops, StopTokens: stop}) {
+	for token, err := range w.talk.Text(ctx, w.tok, ids, generate.TextOptions{Sampling: w.sampling, Max: w.n, Stop: w.stops, StopTokens: stop}) {
 		if errors.Is(err, generate.ErrContextFull) {
 			err = fmt.Errorf("-context: %w", err)
 		}

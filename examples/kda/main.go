@@ -3,6 +3,7 @@
 //
 //	go run ./examples/kda
 //	go run ./examples/kda -steps 1000 -out runs/kda -n 10000
+//	go run -tags gpu ./examples/kda -backend cuda -n 10000
 //
 // In every few layers one attends to all tokens, over pages that grow with the
 // text; the others keep a state whose size never changes. Without -text it
@@ -10,7 +11,8 @@
 // the loss of its last tenth to 1.44 nats a byte. A text of 10,000 bytes then
 // holds 224,256 bytes of states, as one of 100 does, and 1,090 bytes of pages for
 // each of its own. A folder -out that holds a run goes on with it. -h lists the
-// flags.
+// flags. Training is native; the text is written by the backend that -backend
+// names.
 package main
 
 import (
@@ -30,7 +32,9 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/backend"
 	"github.com/seafan/seafan/models/generate"
 	"github.com/seafan/seafan/models/tokenizer"
 	"github.com/seafan/seafan/models/train"
@@ -56,7 +60,7 @@ func main() {
 
 // settings are the flags.
 type settings struct {
-	text, out, prompt                   string
+	text, out, prompt, backend, dtype   string
 	layers, attend, dim, heads, experts int
 	n, workers                          int
 	temperature                         float64
@@ -84,6 +88,8 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.StringVar(&s.prompt, "prompt", "The Rays of Light", "beginning of the text")
 	f.IntVar(&s.n, "n", 2000, "bytes to write, 0: none; the first 400 are shown")
 	f.Float64Var(&s.temperature, "temperature", 0.7, "0: always the likeliest byte")
+	f.StringVar(&s.backend, "backend", "", "what writes the text: native or cuda; default: SEAFAN_BACKEND, else cuda where there is a device")
+	f.StringVar(&s.dtype, "dtype", "bf16", "compute dtype on CUDA: bf16, f16 or f32")
 	f.IntVar(&s.workers, "workers", 0, "goroutines that share the work, 0: one a core; never changes the result")
 	if err := f.Parse(args); err != nil {
 		return s, err
@@ -93,6 +99,9 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	}
 	return s, s.check()
 }
+
+// computes are the compute dtypes of a device.
+var computes = map[string]dtype.DType{"bf16": dtype.BFloat16, "f16": dtype.Float16, "f32": dtype.Float32}
 
 func (s *settings) check() error {
 	for _, x := range []struct {
@@ -108,6 +117,10 @@ func (s *settings) check() error {
 		return fmt.Errorf("-dim: must be a multiple of 8 for each of the %d -heads, got %d", s.heads, s.dim)
 	case s.experts == 1:
 		return errors.New("-experts: must be 0 or 2 or more, got 1")
+	case s.backend != "" && s.backend != backend.Native && s.backend != backend.CUDA:
+		return fmt.Errorf("-backend: must be native or cuda, got %q", s.backend)
+	case computes[s.dtype] == dtype.Invalid:
+		return fmt.Errorf("-dtype: must be bf16, f16 or f32, got %q", s.dtype)
 	case s.prompt == "":
 		return errors.New("-prompt: must have a byte or more")
 	}
@@ -150,6 +163,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		return err
 	}
 	native.SetWorkers(s.workers)
+	chosen, err := backend.Choose(backend.Options{Name: s.backend, Compute: computes[s.dtype], Warn: errOut})
+	if err != nil {
+		return fmt.Errorf("-backend: %w", err)
+	}
 	if s.text == "" {
 		if s.text, err = opticks(ctx); err != nil {
 			return err
@@ -162,7 +179,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if err := s.fit(ctx, m, out, errOut); err != nil || s.n == 0 {
 		return err
 	}
-	return s.write(ctx, m, out)
+	return s.write(ctx, m, chosen, out)
 }
 
 // fit trains the model, from the newest checkpoint where there is one.
@@ -206,11 +223,12 @@ const shown = 400
 
 // write lets the model write n bytes and tells, at 100 and every time the text
 // has grown about threefold, what it holds and what a byte took since then.
-func (s settings) write(ctx context.Context, m *models.Transformer, out io.Writer) error {
-	session, err := generate.New(m, generate.Options{})
+func (s settings) write(ctx context.Context, m *models.Transformer, b backend.Backend, out io.Writer) (err error) {
+	session, err := generate.New(m, generate.Options{Compile: b.Compile})
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, session.Close()) }()
 	tok := tokenizer.Byte()
 	prompt, err := tok.Encode(s.prompt, tokenizer.EncodeOptions{})
 	if err != nil {
@@ -240,7 +258,7 @@ func (s settings) write(ctx context.Context, m *models.Transformer, out io.Write
 			mark = next(mark, s.n)
 		}
 	}
-	_, err = fmt.Fprintf(out, "\n%s%s\n\nmemory in bytes\n%s", s.prompt, tok.Decode(text, true), &table)
+	_, err = fmt.Fprintf(out, "\n%s%s\n\nmemory in bytes, backend %s (%s)\n%s", s.prompt, tok.Decode(text, true), b.Name, b.Why, &table)
 	return err
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/backend"
 )
 
 func textFile(t *testing.T) string {
@@ -52,16 +53,35 @@ func TestTrainsAndWrites(t *testing.T) {
 	}
 }
 
+// TestBackendIsTheOneAskedFor: cuda is a device or an error, never native code,
+// and where there is one, f32 writes what native code does.
+func TestBackendIsTheOneAskedFor(t *testing.T) {
+	args := "-text " + textFile(t) + " -out " + filepath.Join(t.TempDir(), "run") + " -layers 2 -attend 0 -dim 32 -heads 2 -context 32 -batch 4 -steps 60 -warmup 10 -lr 1e-2 -n 100 -temperature 0 -dtype f32 -backend "
+	var native, out, log bytes.Buffer
+	require.NoError(t, run(context.Background(), strings.Fields(args+"native"), &native, &log), log.String())
+	_, missing := backend.Choose(backend.Options{Name: backend.CUDA})
+	err := run(context.Background(), strings.Fields(args+"cuda"), &out, &log)
+	if missing != nil {
+		require.EqualError(t, err, "-backend: "+missing.Error())
+		return
+	}
+	require.NoError(t, err)
+	text := func(s string) string { return s[strings.Index(s, "\n\n"):strings.Index(s, "memory")] }
+	require.Equal(t, text(native.String()), text(out.String()))
+}
+
 func TestFlagsAreChecked(t *testing.T) {
 	for args, want := range map[string]string{
-		"extra":          `unexpected argument "extra": every value belongs to a flag (-h lists them)`,
-		"-dim 30":        "-dim: must be a multiple of 8 for each of the 4 -heads, got 30",
-		"-heads 0":       "-heads: must be 1 to 1048576, got 0",
-		"-experts 1":     "-experts: must be 0 or 2 or more, got 1",
-		"-steps 0":       "-steps: must be at least 1, got 0",
-		"-n -1":          "-n: must be 0 to 1048576, got -1",
-		"-workers -2":    "-workers: must be 0 to 1048576, got -2",
-		"-eval-every -1": "-eval-every: must be 0 or more, got -1",
+		"extra":           `unexpected argument "extra": every value belongs to a flag (-h lists them)`,
+		"-dim 30":         "-dim: must be a multiple of 8 for each of the 4 -heads, got 30",
+		"-heads 0":        "-heads: must be 1 to 1048576, got 0",
+		"-experts 1":      "-experts: must be 0 or 2 or more, got 1",
+		"-steps 0":        "-steps: must be at least 1, got 0",
+		"-n -1":           "-n: must be 0 to 1048576, got -1",
+		"-workers -2":     "-workers: must be 0 to 1048576, got -2",
+		"-eval-every -1":  "-eval-every: must be 0 or more, got -1",
+		"-backend abacus": `-backend: must be native or cuda, got "abacus"`,
+		"-dtype f64":      `-dtype: must be bf16, f16 or f32, got "f64"`,
 	} {
 		var out bytes.Buffer
 		require.EqualError(t, run(context.Background(), strings.Fields(args), &out, &out), want)

@@ -79,6 +79,8 @@ type Session struct {
 	steps  map[stepSize]*step
 	take   []int // tokens that each active request brings to a step
 	failed error
+
+	recurrent bool // the model has states beside the pages
 }
 
 // New makes a session. The model must have its weights.
@@ -180,28 +182,84 @@ func (r *Request) Tokens() int {
 
 // Add starts a request. The prompt must leave room for a token.
 func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
-	if err := o.Check(); err != nil {
+	if err := s.check(prompt, o); err != nil {
 		return nil, err
-	}
-	if len(prompt) == 0 {
-		return nil, errors.New("generate: the prompt has no tokens")
-	}
-	for i, id := range prompt {
-		if id < 0 || int(id) >= s.vocab {
-			return nil, fmt.Errorf("generate: token %d of the prompt is %d, the vocabulary has %d", i, id, s.vocab)
-		}
-	}
-	if len(prompt) >= s.opts.Context {
-		return nil, fmt.Errorf("%w: a prompt of %d tokens, a context of %d", ErrContextFull, len(prompt), s.opts.Context)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.add(prompt, o)
+}
+
+// Follow is Add for a prompt that begins as the text of r does, a turn of a chat
+// for one: the new request takes over the keys and values of the tokens that
+// both begin with and reads the others alone. r ends, like with Remove, unless
+// there is an error. A model with recurrent states cannot go back in a text: it
+// takes over all that r has read, or nothing.
+func (s *Session) Follow(r *Request, prompt []int32, o Sampling) (*Request, error) {
+	if err := s.check(prompt, o); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.Index(s.active, r)
+	if at < 0 {
+		return s.add(prompt, o)
+	}
+	if s.failed != nil {
+		return nil, s.failed
+	}
+	same := 0
+	for same < min(r.cached, len(prompt)-1) && r.tokens[same] == prompt[same] {
+		same++
+	}
+	if s.recurrent && same < r.cached || s.first(len(prompt)) != r.first {
+		same = 0 // states and rotations begin anew
+	}
+	next := s.request(prompt, o)
+	next.cached, next.slot = same, r.slot
+	used := pagesOf(same, s.opts.PageSize)
+	next.pages = append(next.pages, r.pages[:used]...)
+	s.free = append(s.free, r.pages[used:]...)
+	r.pages = r.pages[:0]
+	s.active[at] = next
+	return next, nil
+}
+
+// check refuses what no request can be.
+func (s *Session) check(prompt []int32, o Sampling) error {
+	if err := o.Check(); err != nil {
+		return err
+	}
+	if len(prompt) == 0 {
+		return errors.New("generate: the prompt has no tokens")
+	}
+	for i, id := range prompt {
+		if id < 0 || int(id) >= s.vocab {
+			return fmt.Errorf("generate: token %d of the prompt is %d, the vocabulary has %d", i, id, s.vocab)
+		}
+	}
+	if len(prompt) >= s.opts.Context {
+		return fmt.Errorf("%w: a prompt of %d tokens, a context of %d", ErrContextFull, len(prompt), s.opts.Context)
+	}
+	return nil
+}
+
+// add starts a request on new pages.
+func (s *Session) add(prompt []int32, o Sampling) (*Request, error) {
 	if s.failed != nil {
 		return nil, s.failed
 	}
 	if len(s.active) == s.opts.Requests {
 		return nil, ErrBusy
 	}
+	r := s.request(prompt, o)
+	r.slot, s.slots = s.slots[len(s.slots)-1], s.slots[:len(s.slots)-1]
+	s.active = append(s.active, r)
+	return r, nil
+}
+
+// request is one with a prompt and nothing read of it.
+func (s *Session) request(prompt []int32, o Sampling) *Request {
 	// Room for the whole context, so that a step never allocates.
 	r := &Request{s: s, tokens: make([]int32, 0, s.opts.Context), prompt: len(prompt), first: s.first(len(prompt)), given: len(prompt),
 		pages: make([]int32, 0, s.perRequest()), draws: o, seen: o.newSeen(s.vocab)}
@@ -211,9 +269,7 @@ func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
 	if s.opts.Logprobs {
 		r.logs = make([]float32, 0, s.opts.Context)
 	}
-	r.slot, s.slots = s.slots[len(s.slots)-1], s.slots[:len(s.slots)-1]
-	s.active = append(s.active, r)
-	return r, nil
+	return r
 }
 
 // push puts a token at the end of the text.
@@ -289,7 +345,7 @@ func (s *Session) advance(ctx context.Context) error {
 	if err := st.fill(s); err != nil {
 		return err
 	}
-	if st.recurrent {
+	if s.recurrent {
 		// Recurrent states move on in place: a step on them ends once it has
 		// begun.
 		if err := ctx.Err(); err != nil {
@@ -348,8 +404,6 @@ type step struct {
 	feeds graph.Feeds
 
 	tokens, positions, slots, qo, indptr, indices, lastLen, lastRow, stateSlots, starts, draws, seen []int32
-
-	recurrent bool // the model has states beside the pages
 }
 
 // step finds or builds the plan that holds so many tokens and requests.
@@ -391,7 +445,7 @@ func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
 	for _, in := range plan.Inputs() {
 		asked[in.Name()] = true
 	}
-	st.recurrent = asked[models.PackedStateSlots]
+	s.recurrent = asked[models.PackedStateSlots]
 	st.feeds = graph.Feeds{}
 	for name, x := range map[string]struct {
 		to *[]int32

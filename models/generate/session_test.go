@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -43,6 +44,50 @@ func write(t testing.TB, s *generate.Session, prompt []int32, o generate.Samplin
 		ids = append(ids, id)
 	}
 	return ids
+}
+
+// TestFollowReadsOnlyWhatIsNew: turns of a talk give the texts of fresh requests,
+// and keep the pages of what they have in common; recurrent states cannot go back.
+func TestFollowReadsOnlyWhatIsNew(t *testing.T) {
+	llama, _, err := models.Load("../testdata/golden/llama3")
+	require.NoError(t, err)
+	long, _, err := models.Load("../testdata/variants/longrope")
+	require.NoError(t, err)
+	for name, m := range map[string]*models.Transformer{"llama3": llama, "longrope": long, "hybrid": hybrid(t, 3, false)} {
+		t.Run(name, func(t *testing.T) {
+			s, err := generate.New(m, generate.Options{Context: 180, PageSize: 4, Chunk: 16})
+			require.NoError(t, err)
+			fresh, err := generate.New(m, generate.Options{Context: 180, PageSize: 4, Chunk: 16})
+			require.NoError(t, err)
+			var r *generate.Request
+			var said []int32
+			for turn, more := range []int{9, 12, 30, 1, 20} {
+				prompt := slices.Clone(said)
+				if turn == 3 {
+					prompt = prompt[:len(prompt)-7] // the end is another than what was written
+				}
+				for i := range more {
+					prompt = append(prompt, int32((turn*29+i*i*7)%60))
+				}
+				r, err = s.Follow(r, prompt, generate.Sampling{})
+				require.NoError(t, err)
+				kept := r.Memory().Pages > 0
+				require.Equal(t, turn > 0 && (name == "llama3" || name == "longrope" && (turn < 2 || turn > 2) || name == "hybrid" && turn != 3), kept, "turn %d", turn)
+				said = prompt
+				var got []int32
+				for range 8 {
+					id, err := r.Next(context.Background())
+					require.NoError(t, err)
+					got = append(got, id)
+				}
+				require.Equal(t, write(t, fresh, prompt, generate.Sampling{}, 8), got, "turn %d", turn)
+				said = append(said, got...)
+			}
+			s.Remove(r)
+			_, err = s.Follow(r, []int32{1}, generate.Sampling{}) // as Add: it has ended
+			require.NoError(t, err)
+		})
+	}
 }
 
 // TestGoldenGreedyTokens generates through pages what transformers generated,

@@ -33,16 +33,45 @@ type Token struct {
 // caller's context ends it with its error. Leaving the loop ends the request.
 func (s *Session) Text(ctx context.Context, t *tokenizer.Tokenizer, prompt []int32, o TextOptions) iter.Seq2[Token, error] {
 	return func(yield func(Token, error) bool) {
+		talk := Talk{session: s}
+		defer talk.Close()
+		talk.Text(ctx, t, prompt, o)(yield)
+	}
+}
+
+// Talk writes texts one after the other whose prompts begin alike, the turns of a
+// chat: what was read for one is not read again for the next.
+type Talk struct {
+	session *Session
+	request *Request // of the latest text; nil: none yet
+}
+
+// Talk starts one. It holds a request of the session until Close.
+func (s *Session) Talk() *Talk { return &Talk{session: s} }
+
+// Close ends the talk.
+func (k *Talk) Close() {
+	if k.request != nil {
+		k.session.Remove(k.request)
+		k.request = nil
+	}
+}
+
+// Text is Session.Text with a prompt that follows what was read and written
+// before. Texts of a talk are written one at a time.
+func (k *Talk) Text(ctx context.Context, t *tokenizer.Tokenizer, prompt []int32, o TextOptions) iter.Seq2[Token, error] {
+	s := k.session
+	return func(yield func(Token, error) bool) {
 		if o.Max < 0 {
 			yield(Token{}, &ParamError{"Max", o.Max, "0 (no limit) or above"})
 			return
 		}
-		r, err := s.Add(prompt, o.Sampling)
+		r, err := s.Follow(k.request, prompt, o.Sampling)
 		if err != nil {
 			yield(Token{}, err)
 			return
 		}
-		defer s.Remove(r)
+		k.request = r
 		ends := o.StopTokens
 		if ends == nil && !o.IgnoreEnd {
 			ends = s.eos

@@ -55,6 +55,9 @@ func biasOf(n *graph.Node) *graph.Node {
 
 // productBody is a linear; with a residual [M,N] it is added in front of the rounding, and the sum goes to sum's place.
 func productBody(c *Call, add *Call) error {
+	if err := c.routerLogits(); !errors.Is(err, ErrUnsupported) {
+		return err
+	}
 	g := Gemm{M: rowsOf(c.In[0].Type()), N: c.In[1].Dim(0), K: lastDim(c.In[0].Type()), Y: c.Output(0), F32Out: c.OutputType() == F32 && c.Type() != F32}
 	if add != nil {
 		residual := 0

@@ -26,6 +26,15 @@ func (p *program) routed(n *graph.Node) bool {
 	return len(p.consumers[n]) > 0 && n.Type().DType == dtype.Float32
 }
 
+// routerLogits is a linear that routers alone read, for few tokens.
+func (c *Call) routerLogits() error {
+	if !c.p.routed(c.Node) || len(c.In) != 2 || c.computed(1) || c.OutputType() != F32 || c.Type() == F32 {
+		return unsupported("linear", "these are no logits of a router")
+	}
+	l := Logits{Type: c.Type(), T: rowsOf(c.In[0].Type()), N: c.In[1].Dim(0), K: lastDim(c.In[0].Type()), Y: c.Output(0)}
+	return errors.Join(c.inputs(0, &l.X, &l.W), l.Launch(c))
+}
+
 // scores reads input i in the float type that it has.
 func (c *Call) scores(i int) (Pointer, DType, error) {
 	dt := c.p.stored(c.In[i])

@@ -101,11 +101,11 @@ func (d KDADecode) Launch(q Queue) error {
 	return d.launchColumns(q)
 }
 
-// manyHeads is from how many heads of all rows on a block takes a whole head: fewer leave the GPU idle.
+// manyHeads is from how many heads of all rows on their states go through shared memory: with fewer, the latency counts.
 const manyHeads = 256
 
 func (d KDADecode) whole(gpu Target) bool {
-	return gpu.Hopper() && d.N*d.HV >= manyHeads && d.DV%4 == 0 && d.State.Addr%16 == 0
+	return gpu.Compute >= 90 && d.N*d.HV >= manyHeads && d.DV%4 == 0 && d.State.Addr%16 == 0
 }
 
 func (d KDADecode) eps() float32 {
@@ -129,16 +129,25 @@ func (d KDADecode) launchColumns(q Queue) error {
 		{"h", int32(d.H)}, {"hv", int32(d.HV)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"scale", d.scale(d.Scale)}, {"eps", d.eps()}, {"factor", d.Factor}}})
 }
 
-// launchHeads gives a block a whole head.
+// launchHeads gives a block a tile of a head's columns in shared memory.
 func (d KDADecode) launchHeads(q Queue) error {
-	columns := d.headColumns()
-	return q.Launch(Launch{Kernel: fmt.Sprintf("kda_decode_head_%v", d.Type), Grid: [3]int{d.HV, d.N, 1}, Block: 256, Shared: 4 * d.DK * columns, Overlap: q.Target().Hopper(), Args: []Arg{
-		{"out", d.Out}, {"state", d.State}, {"q", d.Q}, {"k", d.K}, {"v", d.V}, {"g", d.G}, {"beta", d.Beta}, {"rows", d.Rows}, {"slots", d.Slots},
+	columns := d.tile(32 << 10)
+	return q.Launch(Launch{Kernel: fmt.Sprintf("kda_decode_head_%v", d.Type), Grid: [3]int{d.HV * ceilDiv(d.DV, columns), d.N, 1}, Block: 256, Shared: 4 * d.DK * columns, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"states", d.states(q.Target(), d.State, columns)}, {"out", d.Out}, {"state", d.State}, {"q", d.Q}, {"k", d.K}, {"v", d.V}, {"g", d.G}, {"beta", d.Beta}, {"rows", d.Rows}, {"slots", d.Slots},
 		{"h", int32(d.H)}, {"hv", int32(d.HV)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"columns", int32(columns)}, {"scale", d.scale(d.Scale)}, {"eps", d.eps()}, {"factor", d.Factor}}})
 }
 
-// headColumns is how many columns of a head's state a block holds at a time: at most 64 KiB, so that three blocks fit.
-func (h KDAHeads) headColumns() int { return min(h.DV, 128, 64<<10/4/h.DK/4*4) }
+// tile is how many columns of a head's state fit in so much memory, in whole packs.
+func (h KDAHeads) tile(bytes int) int { return min((h.DV+3)/4*4, 128, bytes/4/h.DK/4*4) }
+
+// states are the states of a pool for the copy engine, where there is one; it has as many as the slots that the kernel meets
+// say.
+func (h KDAHeads) states(gpu Target, pool Pointer, columns int) any {
+	if gpu.Compute < 90 {
+		return nil
+	}
+	return TensorMap{Base: pool, Type: F32, Dims: []uint64{uint64(h.DV), 1 << 31}, Strides: []uint64{uint64(4 * h.DV)}, Box: []uint32{uint32(columns), uint32(h.DK)}}
+}
 
 // KDAFused launches a KDA layer for one token a row, from its projections to its gated norm, with H = HV: XQ, XK and Z (the
 // pre-activation of the decay) [R,H,K], XV and Gate [R,H,V], Beta [R,H] logits. WQ, WK, WV [channels,Width] in f32 are the
@@ -179,9 +188,9 @@ func (d KDAFused) Launch(q Queue) error {
 	case d.DV%4 != 0 || d.State.Addr%16 != 0:
 		return unsupported(op, "V %d: rows of the state must be whole 16 bytes", d.DV)
 	}
-	columns := d.headColumns()
+	columns := d.tile(64 << 10)
 	return q.Launch(Launch{Kernel: fmt.Sprintf("kda_decode_fused_%v", d.Type), Grid: [3]int{d.H, d.N, 1}, Block: 256, Shared: 4 * d.DK * columns, Overlap: q.Target().Hopper(), Args: []Arg{
-		{"out", d.Out}, {"state", d.State}, {"conv_q", d.ConvQ}, {"conv_k", d.ConvK}, {"conv_v", d.ConvV}, {"xq", d.XQ}, {"xk", d.XK}, {"xv", d.XV},
+		{"states", d.states(q.Target(), d.State, columns)}, {"out", d.Out}, {"state", d.State}, {"conv_q", d.ConvQ}, {"conv_k", d.ConvK}, {"conv_v", d.ConvV}, {"xq", d.XQ}, {"xk", d.XK}, {"xv", d.XV},
 		{"wq", d.WQ}, {"wk", d.WK}, {"wv", d.WV}, {"z", d.Z}, {"a_log", d.ALog}, {"dt_bias", d.DtBias}, {"beta", d.Beta}, {"gate", d.Gate}, {"norm", d.Norm},
 		{"rows", d.Rows}, {"slots", d.Slots}, {"h", int32(d.H)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"columns", int32(columns)}, {"width", int32(d.Width)},
 		{"bound", d.Bound}, {"factor", d.Factor}, {"scale", d.scale(d.Scale)}, {"eps", d.Eps}, {"norm_eps", d.NormEps}}})

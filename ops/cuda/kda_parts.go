@@ -105,12 +105,14 @@ func (n L2Norm) Launch(q Queue) error {
 		{"y", n.Y}, {"x", n.X}, {"rows", int32(n.Rows)}, {"d", int32(n.D)}, {"eps", n.Eps}}})
 }
 
-// GatedRMSNorm launches y = sigmoid(gate) w x / sqrt(mean x^2 + eps) over rows of D elements, w in f32.
+// GatedRMSNorm launches y = sigmoid(gate) w x / sqrt(mean x^2 + eps) over rows of D elements, w in f32. With Owner and
+// Sequences, as ShortConv has them, only the rows of the tokens of this launch's sequences, Heads rows a token.
 type GatedRMSNorm struct {
-	Type          DType
-	Rows, D       int
-	Eps           float32
-	Y, X, Gate, W Pointer
+	Type             DType
+	Rows, D, Heads   int
+	Eps              float32
+	Y, X, Gate, W    Pointer
+	Owner, Sequences Pointer // optional
 }
 
 // Launch queues the kernel.
@@ -119,8 +121,11 @@ func (n GatedRMSNorm) Launch(q Queue) error {
 	if err != nil || n.Rows == 0 {
 		return err
 	}
+	if n.Owner.IsNil() != n.Sequences.IsNil() || !n.Owner.IsNil() && n.Heads < 1 {
+		return fmt.Errorf("gated_rmsnorm: owner and sequences go together, with 1 head or more, got owner %v, sequences %v, heads %d", n.Owner, n.Sequences, n.Heads)
+	}
 	return q.Launch(Launch{Kernel: fmt.Sprintf("kda_parts_norm_%v", n.Type), Grid: grid, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
-		{"y", n.Y}, {"x", n.X}, {"gate", n.Gate}, {"w", n.W}, {"rows", int32(n.Rows)}, {"d", int32(n.D)}, {"eps", n.Eps}}})
+		{"y", n.Y}, {"x", n.X}, {"gate", n.Gate}, {"w", n.W}, {"rows", int32(n.Rows)}, {"d", int32(n.D)}, {"eps", n.Eps}, {"owner", n.Owner}, {"sequences", n.Sequences}, {"heads", int32(n.Heads)}}})
 }
 
 // KDAGate launches the log-decay g [T,H,K] in f32 of z [T,H,K], with A = exp(ALog[h]) and x = z + DtBias[h,k] (both f32):

@@ -106,15 +106,16 @@ func (d KDATokens) shape(gpu Target) (kdaShape, error) {
 	kp := s.width
 	tile := 2 * KDAChunk * 32
 	shared := 2 * (3*KDAChunk*kp + KDAChunk*KDAChunk + 2*kp)
+	handover := 2 * (kp/16 + KDAChunk/16) * 32 * 16
 	s.item = int64(shared + ceilDiv(d.DV, 32)*tile)
-	s.chunkShared = KDAChunk*(kp+4)*4 + 2*KDAChunk*(kp+8)*2 + KDAChunk*68*4 + 32*36*4 + 2*KDAChunk*4
+	s.chunkShared = 8*KDAChunk*(kp+8) + 4*(KDAChunk*68+32*36+13*kp+2*KDAChunk) + 6*kp
 	for s.stages = 2; s.stages > 0; s.stages-- {
-		if s.scanShared = s.stages * (shared + tile + 8); s.scanShared <= gpu.MaxShared {
+		if s.scanShared = s.stages*(shared+tile) + 16 + handover; s.scanShared <= gpu.MaxShared {
 			break
 		}
 	}
 	if s.stages == 0 || s.chunkShared > gpu.MaxShared {
-		return s, unsupported(op, "K %d needs %d bytes of shared memory, %s gives a block %d", d.DK, max(s.chunkShared, shared+tile+8), gpu.Name, gpu.MaxShared)
+		return s, unsupported(op, "K %d needs %d bytes of shared memory, %s gives a block %d", d.DK, max(s.chunkShared, shared+tile+16+handover), gpu.Name, gpu.MaxShared)
 	}
 	return s, nil
 }
@@ -155,7 +156,7 @@ func (d KDAPrefill) Launch(q Queue) error {
 				return err
 			}
 		}
-		if err := q.Launch(Launch{Kernel: fmt.Sprintf("kda_prefill_scan_%v_%d", d.Type, s.width), Grid: [3]int{ceilDiv(d.DV, 32), d.HV, d.N}, Block: 64, Shared: s.scanShared, Overlap: overlap, Args: append([]Arg{
+		if err := q.Launch(Launch{Kernel: fmt.Sprintf("kda_prefill_scan_%v_%d", d.Type, s.width), Grid: [3]int{ceilDiv(d.DV, 32), d.HV, d.N}, Block: 128, Shared: s.scanShared, Overlap: overlap, Args: append([]Arg{
 			{"out", d.Out}, {"final", d.Final}, {"s0", d.S0}, {"items", d.Scratch}, {"sequences", d.Table}, {"chunks", d.ChunkTable}, {"from", int32(first)}, {"to", int32(first + max(n, 0))}, {"hv", int32(d.HV)}},
 			append(sizes, Arg{"stages", int32(s.stages)})...)}); err != nil {
 			return err

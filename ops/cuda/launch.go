@@ -102,7 +102,8 @@ func (m TensorMap) String() string {
 	return fmt.Sprintf("map(%s %s dims%v strides%v box%v swizzle %d)", m.Base, m.Type, m.Dims, m.Strides, m.Box, m.Swizzle)
 }
 
-// Arg is a kernel argument: Value is a Pointer, int32, uint32, int64, uint64, float32 or TensorMap.
+// Arg is a kernel argument: Value is a Pointer, int32, uint32, int64, uint64, float32 or TensorMap, or nil in the place of a
+// TensorMap that the kernel does not read on this GPU.
 type Arg struct {
 	Name  string
 	Value any
@@ -202,6 +203,9 @@ func (l Launch) pack(encode func(dst []byte, m TensorMap) error) ([]byte, error)
 			if err := encode(block[at:], v); err != nil {
 				return nil, fmt.Errorf("%s: argument %s: %w", l.Kernel, a.Name, err)
 			}
+		case nil:
+			align(mapSize / 2)
+			block = append(block, make([]byte, mapSize)...)
 		default:
 			return nil, fmt.Errorf("%s: argument %s has type %T, which no kernel takes", l.Kernel, a.Name, a.Value)
 		}

@@ -64,6 +64,33 @@ func (r Route) Launch(q Queue) error {
 		{"logits_type", int32(r.LogitsType)}, {"bias_type", int32(r.BiasType)}, {"weights_type", int32(r.WeightsType)}, {"warps", int32(warps)}}})
 }
 
+// Logits launches y[T,N] = x[T,K] w[N,K]^T in f32 for the few rows of a router's weight and up to 64 tokens, K a multiple of 8.
+// W is read before the launch in front has ended.
+type Logits struct {
+	Type    DType
+	T, N, K int
+	Y, X, W Pointer
+}
+
+// Launch queues the kernel.
+func (l Logits) Launch(q Queue) error {
+	switch {
+	case l.T < 0 || l.N < 1 || l.K < 1:
+		return fmt.Errorf("logits: T >= 0, N >= 1 and K >= 1 are required, got T %d, N %d, K %d", l.T, l.N, l.K)
+	case l.Type == F32 || l.T > expertsStreamTokens || l.K%8 != 0 || l.X.Addr%16 != 0 || l.W.Addr%16 != 0:
+		return unsupported("logits", "%v, T %d, K %d: bf16 or f16, up to %d tokens, rows of whole 16 bytes", l.Type, l.T, l.K, expertsStreamTokens)
+	case l.T == 0:
+		return nil
+	}
+	return q.Launch(Launch{Kernel: "moe_logits_" + l.Type.String(), Grid: [3]int{ceilDiv(l.N, 16), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: streamArgs(l.Y, l.X, l.W, Pointer{}, Pointer{}, Pointer{}, Pointer{}, l.T, l.N, l.K, 1, 0, 0, 1)})
+}
+
+// streamArgs are the arguments of the streaming kernels.
+func streamArgs(y, x, w, up, ids, sharedW, sharedUp Pointer, m, n, k, experts, divide, byExpert, topK int) []Arg {
+	return []Arg{{"y", y}, {"x", x}, {"w", w}, {"up", up}, {"ids", ids}, {"shared_w", sharedW}, {"shared_up", sharedUp}, {"m", int32(m)}, {"n", int32(n)}, {"k", int32(k)},
+		{"experts", int32(experts)}, {"divide", int32(divide)}, {"by_expert", int32(byExpert)}, {"top_k", int32(topK)}, {"pad", int32(0)}}
+}
+
 // Experts launches y[t] = sum over c of weights[t,c] down_e (silu(gate_e x[t]) * (up_e x[t])), e = ids[t,c], + residual[t],
 // for T tokens with TopK choices each: x, y and residual [T,D], weights [T,TopK], ids int32 [T,TopK], gate and up [E,F,D],
 // down [E,D,F]. An id outside [0,E) makes the token's row NaN.
@@ -221,7 +248,7 @@ func (x Experts) stream(q Queue, y, from, w, up, sharedW, sharedUp Pointer, n, k
 	if !up.IsNil() {
 		columns /= 2
 	}
-	m, byExpert := x.T*x.TopK, int32(0)
+	m, byExpert := x.T*x.TopK, 0
 	if m >= x.E {
 		byExpert = 1
 	}
@@ -229,9 +256,8 @@ func (x Experts) stream(q Queue, y, from, w, up, sharedW, sharedUp Pointer, n, k
 	if x.T <= 8 {
 		few = "_8"
 	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("moe_stream_%v_%d%s%s", x.Type, parts, few, suffix(up)), Grid: [3]int{ceilDiv(n, columns), min(m, x.E) + x.shared(), 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
-		{"y", y}, {"x", from}, {"w", w}, {"up", up}, {"ids", x.IDs}, {"shared_w", sharedW}, {"shared_up", sharedUp}, {"m", int32(m)}, {"n", int32(n)}, {"k", int32(k)},
-		{"experts", int32(x.E)}, {"divide", int32(divide)}, {"by_expert", byExpert}, {"top_k", int32(x.TopK)}, {"pad", int32(0)}}})
+	return q.Launch(Launch{Kernel: fmt.Sprintf("moe_stream_%v_%d%s%s", x.Type, parts, few, suffix(up)), Grid: [3]int{ceilDiv(n, columns), min(m, x.E) + x.shared(), 1}, Block: 256, Overlap: q.Target().Hopper(),
+		Args: streamArgs(y, from, w, up, x.IDs, sharedW, sharedUp, m, n, k, x.E, divide, byExpert, x.TopK)})
 }
 
 // tiles is one product of sorted rows by the portable kernels.

@@ -80,6 +80,21 @@ func (b *bench) getInts(p Pointer, n int) []int {
 	return x
 }
 
+func TestDeviceRouterLogits(t *testing.T) {
+	for _, dt := range []DType{BF16, F16} {
+		for _, c := range []struct{ t, n, k int }{{1, 1, 8}, {1, 128, 2048}, {8, 60, 136}, {9, 256, 1032}, {33, 129, 2304}, {64, 128, 264}} {
+			t.Run(fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) {
+				b := newBench(t)
+				r := rand.New(rand.NewPCG(17, uint64(c.n)))
+				x, w := normal(r, dt, c.t*c.k, 1), normal(r, dt, c.n*c.k, 1/math.Sqrt(float64(c.k)))
+				l := Logits{Type: dt, T: c.t, N: c.n, K: c.k, X: b.put(dt, x), W: b.put(dt, w), Y: b.out(F32, c.t*c.n)}
+				b.run(l)
+				near(t, F32, 40, optest.Linear(x, w, nil, c.t, c.n, c.k), b.get(F32, l.Y, c.t*c.n)) // the tensor cores truncate
+			})
+		}
+	}
+}
+
 type expertsCase struct {
 	t, topK, e, d, f int
 	ids              string // "": any; "one": all tokens to one expert; "few": some experts have none
@@ -248,6 +263,12 @@ func TestDeviceSpeedExperts(t *testing.T) {
 				row(t, "  "+l.Kernel, "", us, flops, 0)
 			}
 		}
+	}
+	for _, T := range []int{1, 8, 32, 64} {
+		x, w := b.random(BF16, T*2048, 1), b.random(BF16, 128*2048, 0.02)
+		l := Logits{Type: BF16, T: T, N: 128, K: 2048, X: x, W: w, Y: b.out(F32, T*128)}
+		us := clock(t, b.d, 20, func(q Queue, _ int) error { return l.Launch(q) })
+		row(t, "router logits", fmt.Sprintf("T%d N128 K2048", T), us, 0, 0)
 	}
 	for _, r := range []ops.Router{{Experts: 128, TopK: 8, Renormalize: true}, {Experts: 256, TopK: 8, Groups: 8, KeepGroups: 4, Sigmoid: true, Renormalize: true, Scale: 2.5}} {
 		for _, T := range []int{1, 64, 4096} {

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/generate"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// This file measures inference: a model of SmolLM2-135M's shape with random
+// weights in bf16 reads a prompt of 512 tokens and writes 88 more.
+
+const (
+	promptTokens = 512
+	textTokens   = 88
+)
+
+// inferModel saves such a model and gives its folder.
+func inferModel() (dir string, err error) {
+	m, err := models.New(models.Config{
+		Type: "llama", Vocab: 49152, Hidden: 576, FFN: 1536, Layers: 30, Heads: 9, KVHeads: 3, HeadDim: 64,
+		Context: 2048, NormEps: 1e-5, RopeTheta: 1e5, Tied: true,
+	})
+	if err != nil {
+		return "", err
+	}
+	if err := m.Init(1); err != nil {
+		return "", err
+	}
+	if dir, err = os.MkdirTemp("", "cpubench"); err != nil {
+		return "", err
+	}
+	if err := m.Save(filepath.Join(dir, "model"), models.As(dtype.BFloat16)); err != nil {
+		os.RemoveAll(dir)
+		return "", err
+	}
+	return dir, nil
+}
+
+// infer adds one round of ours, and of the read of the weights that bounds a
+// decoded token.
+func infer(ctx context.Context, dir string, ours, theirs times) error {
+	m, err := models.Open(filepath.Join(dir, "model"))
+	if err != nil {
+		return err
+	}
+	defer m.Close() // only read
+	weights := 0
+	for _, p := range m.Params().All() {
+		weights += p.Type.Bytes()
+	}
+	for _, x := range []struct {
+		work    string
+		compute dtype.DType
+	}{{"prefill 512 f32", dtype.Float32}, {"prefill 512 bf16", dtype.BFloat16}} {
+		s, err := generate.New(m, generate.Options{Context: 1024, Chunk: promptTokens, Compute: x.compute})
+		if err != nil {
+			return err
+		}
+		for range 4 {
+			prefill, token, err := text(ctx, s)
+			if err != nil {
+				return err
+			}
+			ours.add(x.work, prefill)
+			if x.compute == dtype.Float32 {
+				ours.add("decode", token)
+				ours.add("decode, floor", token)
+				theirs.add("decode, floor", readSeconds(weights))
+			}
+		}
+	}
+	return nil
+}
+
+// text is the time to the first token of a text and that of one after it.
+func text(ctx context.Context, s *generate.Session) (prefill, token float64, err error) {
+	ids := make([]int32, promptTokens)
+	for i := range ids {
+		ids[i] = int32(1 + i*7919%49000)
+	}
+	r, err := s.Add(ids, generate.Sampling{})
+	if err != nil {
+		return 0, 0, err
+	}
+	defer s.Remove(r)
+	start := time.Now()
+	if _, err := r.Next(ctx); err != nil {
+		return 0, 0, err
+	}
+	prefill = time.Since(start).Seconds()
+	start = time.Now()
+	for range textTokens {
+		if _, err := r.Next(ctx); err != nil {
+			return 0, 0, err
+		}
+	}
+	return prefill, time.Since(start).Seconds() / textTokens, nil
+}
+
+// readSeconds is the time to read n bytes: every worker compares two streams,
+// which is the fastest read that the standard library has.
+func readSeconds(n int) float64 {
+	var streams [][]byte
+	workers := native.Workers()
+	for range 2 * workers {
+		streams = append(streams, bytes.Repeat([]byte{1}, n/2/workers))
+	}
+	defer runtime.KeepAlive(streams)
+	return fastest(4, func() {
+		var wg sync.WaitGroup
+		for i := 0; i < len(streams); i += 2 {
+			wg.Go(func() {
+				if !bytes.Equal(streams[i], streams[i+1]) {
+					panic("the streams differ")
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+//go:embed infer.py
+var inferProgram string
+
+// infer adds one round of the peer's.
+func (p *peer) infer(ctx context.Context, dir string, t times) error {
+	raw, err := p.run(ctx, "-c", inferProgram, fmt.Sprint(native.Workers()), filepath.Join(dir, "model"))
+	if err != nil {
+		return err
+	}
+	return t.read(p.python, raw)
+}
+
+// read adds the times that a program of the peer's prints.
+func (t times) read(program string, raw []byte) error {
+	var got map[string]float64
+	if err := json.Unmarshal(raw, &got); err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
+	for work, seconds := range got {
+		t.add(work, seconds)
+	}
+	return nil
+}
