@@ -138,16 +138,16 @@ func (p *program) work(s *step, q queued, first bool, feeds graph.Feeds, flops m
 			continue
 		}
 		counted[r] = true
-		switch key := r.key.(type) {
-		case weightKey:
-			if !readsRows(s) {
-				bytes += float64(r.bytes)
-				product = product || len(key.param.Type.Shape) > 1
+		_, constant := r.key.(constKey)
+		switch {
+		case r.state && !pages(s): // recurrent: read and written
+			bytes += 2 * float64(r.bytes)
+		case r.from != nil && !r.state && !readsRows(s):
+			for _, param := range r.from {
+				product = product || param.Type.Rank() > 1
 			}
-		case joinedKey, fp8Key, fp8WideKey:
-			bytes += float64(r.bytes)
-			product = true
-		case constKey:
+			bytes += float64(r.bytes) * used(s, r)
+		case constant:
 			bytes += float64(r.bytes)
 		}
 		if r == p.joined {
@@ -171,7 +171,26 @@ func (p *program) work(s *step, q queued, first bool, feeds graph.Feeds, flops m
 }
 
 func isProduct(n *graph.Node) bool {
-	return strings.Contains(n.Op().Name(), "linear") || n.Op().Name() == "experts"
+	name := n.Op().Name()
+	return strings.Contains(name, "linear") || strings.HasPrefix(name, "latent_") || name == "experts"
+}
+
+// pages says that a step works on pages, of which pagedWork counts those that requests have.
+func pages(s *step) bool {
+	return slices.ContainsFunc(s.nodes, func(n *graph.Node) bool {
+		return strings.Contains(n.Op().Name(), "page") || n.Op().Name() == "append_rotary"
+	})
+}
+
+// used is the part of a stack of experts that tokens can go to, 1 for any other weight.
+func used(s *step, r *region) float64 {
+	for _, n := range s.nodes {
+		if _, ok := n.Op().(ops.ExpertsOp); ok && r.from[0].Type.Rank() == 3 {
+			choices := n.In()[2].Type().Size()
+			return min(1, float64(choices)/float64(r.from[0].Type.Shape[0]))
+		}
+	}
+	return 1
 }
 
 // readsRows: of a table, or writes them to a pool, whose other rows nobody touches.
