@@ -273,6 +273,11 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			return report, err
 		}
 		p.Touch()
+		if !p.Frozen { // else it is the file's memory
+			for _, t := range parts {
+				t.Forget()
+			}
+		}
 	}
 	return report, nil
 }
@@ -329,6 +334,9 @@ func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) erro
 	w := p.Tensor()
 	if w.DType == dtype.Float32 {
 		wide := graph.Data[float32](w)
+		if turned > 0 && len(t.Shape()) == 2 {
+			return m.turnedRows(wide, t, 0, t.Rows())
+		}
 		if err := inOrder(t.Float32, wide, turned, m.Config.HeadDim, t.RowLen()); err != nil {
 			return err
 		}
@@ -341,14 +349,20 @@ func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) erro
 		if turned == 0 {
 			return t.Float32Rows(wide, first, rows)
 		}
-		for r := range rows {
-			row := checkpoint.LlamaRow(first+r, m.Config.HeadDim)
-			if err := t.Float32Rows(wide[r*t.RowLen():(r+1)*t.RowLen()], row, 1); err != nil {
-				return err
-			}
-		}
-		return nil
+		return m.turnedRows(wide, t, first, rows)
 	})
+}
+
+// turnedRows reads rows of a projection in order from a file that has them in
+// that of checkpoint.LlamaRow.
+func (m *Transformer) turnedRows(wide []float32, t *checkpoint.Tensor, first, rows int) error {
+	for r := range rows {
+		row := checkpoint.LlamaRow(first+r, m.Config.HeadDim)
+		if err := t.Float32Rows(wide[r*t.RowLen():(r+1)*t.RowLen()], row, 1); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readStack fills a stack from its parts, in float32.

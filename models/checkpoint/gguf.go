@@ -85,7 +85,7 @@ func (r *ggufReader) tensors(c *Checkpoint) error {
 		list = append(list, t)
 	}
 	start := padded(r.off, align)
-	forget(r.src.mem, r.off) // the header was copied and may be megabytes
+	forget(r.src.mem, 0, r.off) // the header was copied and may be megabytes
 	if start > r.src.size && len(list) > 0 {
 		return fail("", "the data begins at %d, the file has %d bytes", start, r.src.size)
 	}

@@ -13,4 +13,4 @@ func mapFile(*os.File, int64) ([]byte, error) { return nil, errors.ErrUnsupporte
 
 func unmapFile([]byte) error { return nil }
 
-func forget([]byte, int64) {}
+func forget([]byte, int64, int64) {}

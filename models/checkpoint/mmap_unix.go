@@ -20,10 +20,12 @@ func mapFile(f *os.File, size int64) ([]byte, error) {
 
 func unmapFile(mem []byte) error { return unix.Munmap(mem) }
 
-// forget lets the pages of the first n bytes go from memory; reading them again
+// forget lets the whole pages of n bytes at off go from memory; reading them again
 // brings them back.
-func forget(mem []byte, n int64) {
-	if whole := int(n) / os.Getpagesize() * os.Getpagesize(); whole > 0 && whole <= len(mem) {
-		_ = unix.Madvise(mem[:whole], unix.MADV_DONTNEED) // a hint
+func forget(mem []byte, off, n int64) {
+	page := int64(os.Getpagesize())
+	from, to := (off+page-1)/page*page, (off+n)/page*page
+	if 0 <= from && from < to && to <= int64(len(mem)) {
+		_ = unix.Madvise(mem[from:to], unix.MADV_DONTNEED) // a hint
 	}
 }

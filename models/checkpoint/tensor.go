@@ -112,6 +112,16 @@ func (t *Tensor) block() block {
 	return codings[t.coding].block
 }
 
+// Forget lets the tensor's part of a mapped file go from memory, after its values
+// were copied; reading it again brings it back.
+func (t *Tensor) Forget() {
+	t.src.mu.RLock()
+	defer t.src.mu.RUnlock()
+	if t.src.mem != nil {
+		forget(t.src.mem, t.offset, t.bytes)
+	}
+}
+
 // Float32 reads the whole tensor into dst, which must have Len elements.
 //
 // F16, BF16, the 8-bit floats, integers of up to 16 bits, Bool (0 and 1) and
