@@ -78,8 +78,8 @@ template <Layout LAYOUT> __device__ __forceinline__ Span span_of(const Params& p
 // out and lse of query head h from the sum, maximum (base 2) and denominator of all its splits.
 template <class T, int D>
 __device__ __forceinline__ void finish(const Params& p, int b, int h, int d, float sum, float m, float l) {
-  if (p.sinks) {
-    const float sink = p.sinks[h] * LOG2E, x = fmaxf(m, sink), c = m == -INFINITY ? 0.f : exp2f(m - x);
+  if (p.sinks && m > -INFINITY) {
+    const float sink = p.sinks[h] * LOG2E, x = fmaxf(m, sink), c = exp2f(m - x);
     sum *= c;
     l = l * c + exp2f(sink - x);
     m = x;

@@ -216,9 +216,9 @@ template <class T, int D, bool PAGED> __device__ __forceinline__ void prefill(co
     l[r] += __shfl_xor_sync(~0u, l[r], 2);
     const int i = i0 + r * 8;
     float c = 1;
-    if (p.sinks) {
+    if (p.sinks && m[r] > -INFINITY) {
       const float sink = p.sinks[head] * LOG2E, x = fmaxf(m[r], sink);
-      c = m[r] == -INFINITY ? 0.f : exp2f(m[r] - x);
+      c = exp2f(m[r] - x);
       l[r] = l[r] * c + exp2f(sink - x);
       m[r] = x;
     }

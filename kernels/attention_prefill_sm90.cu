@@ -272,9 +272,9 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const CUtensorM
     l[r] += __shfl_xor_sync(~0u, l[r], 2);
     const int i = i0 + r * 8;
     float top = m[r] * scale2, factor = 1;  // base 2
-    if (p.sinks) {
+    if (p.sinks && m[r] > -INFINITY) {
       const float sink = p.sinks[head] * LOG2E, x = fmaxf(top, sink);
-      factor = m[r] == -INFINITY ? 0.f : exp2f(top - x);
+      factor = exp2f(top - x);
       l[r] = l[r] * factor + exp2f(sink - x);
       top = x;
     }

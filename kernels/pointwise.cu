@@ -3,12 +3,13 @@
 //   swiglu     y[t,i] = silu(gate[t,i]) * up[t,i]          geglu_tanh / geglu_erf the same with gelu
 //   add        y = a + b
 //   embedding  y[t,:] = table[ids[t],:]; an id outside the table gives NaN rather than a read past it
-//   append     pool[slots[t],:] = x[t,:]; a negative slot writes nothing
+//   append     pool[slots[t],:] = x[t,:]; a negative slot writes nothing; also rounded to a pool of bf16, or as E4M3 codes
+//              of x / steps[head]
 //
 // A thread owns packs of 16 bytes; blocks cover the rows along y and the columns along x. Gate and up may be the two
 // halves of one row (stride 2f). Rows aligned to 16 bytes, columns a multiple of 8 (4 for f32); the _any kernels take
 // every width. f32 arithmetic, one rounding. No shared memory. Any arch. Paper: Shazeer 2020.
-#include "element.cuh"
+#include "e4m3.cuh"
 
 struct Silu {
   static __device__ __forceinline__ float of(float x) { return x / (1.f + __expf(-x)); }
@@ -95,6 +96,20 @@ template <class T> __device__ __forceinline__ void append_rows(T* pool, const T*
     store16(pool + (long)slot * columns + (long)i * Pack<T>::N, load16(x + t * columns + (long)i * Pack<T>::N));
 }
 
+// Element by element, into a pool of another type too; width elements have one step.
+template <class T, class P> __device__ __forceinline__ void append_any(P* pool, const T* x, const int* slots, const float* steps, int columns, int width) {
+  grid_wait();
+  const long t = blockIdx.x;
+  const int slot = slots[t];
+  if (slot < 0) return;
+  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+    const float v = to_float(x[t * columns + i]);
+    P* to = pool + (long)slot * columns + i;
+    if constexpr (sizeof(P) == 1) *to = to_e4m3(v, steps[i / width]);
+    else *to = from_float<P>(v);
+  }
+}
+
 #define GATED(T, NAME, F)                                                                                                      \
   extern "C" __global__ void pointwise_##NAME##_##T(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) { \
     gated<T, F>(y, gate, up, columns, stride, y_stride, rows);                                                                 \
@@ -106,6 +121,18 @@ template <class T> __device__ __forceinline__ void append_rows(T* pool, const T*
   extern "C" __global__ void pointwise_append_##T(T* pool, const T* x, const int* slots, int columns) {                        \
     append_rows<T>(pool, x, slots, columns);                                                                                   \
   }
+#define APPEND_ANY(T, P)                                                                                                       \
+  extern "C" __global__ void pointwise_append_##T##_##P(P* pool, const T* x, const int* slots, const float* steps, int columns, int width) { \
+    append_any<T, P>(pool, x, slots, steps, columns, width);                                                                   \
+  }
+APPEND_ANY(bf16, bf16)
+APPEND_ANY(bf16, e4m3)
+APPEND_ANY(f16, f16)
+APPEND_ANY(f16, bf16)
+APPEND_ANY(f16, e4m3)
+APPEND_ANY(f32, f32)
+APPEND_ANY(f32, bf16)
+APPEND_ANY(f32, e4m3)
 APPEND(bf16)
 APPEND(f16)
 APPEND(f32)

@@ -1,37 +1,90 @@
 // Rotary embedding of q and k in one launch, with the RMSNorm of their heads in front of it (optional) and the write of k
-// and v into the KV pages behind it (each optional).
+// and v into the KV pages behind it (each optional), there also as E4M3 codes with a step a head.
 //
 // A block owns one token. A thread owns the same 8 pairs (16 elements) of two heads, all in flight at once: pairs (x[2i], x[2i+1])
 // when interleaved, (x[i], x[i+rot/2]) when half. The heads of q come first, then those of k. The D - rot elements behind
-// the rotated width, and v, are copied in packs by the same threads. f32 arithmetic, one rounding.
+// the rotated width, and v, are copied in packs by the same threads. f32 arithmetic, one rounding; codes are those of the
+// rounded values. The _any kernels take a pair a thread: every D, even rot and alignment, without head norms.
 // positions [T]; cos and sin f32 [max_positions, rot/2]. slots [T] is page*page_size + offset of each token in the pool
 // [slots, Hk, D], negative for a token that writes nothing. A position outside the table writes NaN rather than reading
-// past it. Rows aligned to 16 bytes, D a multiple of 8, rot a multiple of 16; with head norms rot = D, D/16 a power of
-// two up to 32. No shared memory; local memory: 16 bytes (f16 on
-// sm_89, so that four blocks fit). Any arch. Paper: Su et al. 2021.
-#include "element.cuh"
+// past it. When early, positions, slots and the table are read before the launch in front has ended.
+// Rows aligned to 16 bytes, D a multiple of 8, rot a multiple of 16; with head norms rot = D, D/16 a power of
+// two up to 32. No shared memory. Any arch. Paper: Su et al. 2021.
+#include "e4m3.cuh"
+#include "grid.cuh"
 
-template <class T, bool HALF>
-__device__ __forceinline__ void rotary(T* q_out, T* k_out, const T* q, const T* k, const T* q_weight, const T* k_weight, const float* cos,
-                                       const float* sin, const int* positions, int hq, int hk, int d, int rot, int max_positions,
-                                       long q_stride, long k_stride, long v_stride, long q_out_stride, long k_out_stride, float eps,
-                                       T* k_pool, T* v_pool, const T* v, const int* slots) {
+namespace {
+struct Params {
+  void* q_out;
+  void* k_out;  // or null
+  const void* q;
+  const void* k;
+  const void* q_weight;  // [D], with k_weight, or null
+  const void* k_weight;
+  const float* cos;
+  const float* sin;
+  const int* positions;
+  void* k_pool;
+  void* v_pool;
+  const void* v;
+  const int* slots;
+  const float* k_steps;  // [Hk], of pools of E4M3
+  const float* v_steps;
+  long q_stride, k_stride, v_stride, q_out_stride, k_out_stride;  // elements
+  int hq, hk, d, rot, max_positions, early;
+  float eps;
+};
+
+// A pack into a pool of its own type, or as codes.
+template <class T> __device__ __forceinline__ void put(T* to, const Pack<T>& x, float) { store16(to, x); }
+template <class T> __device__ __forceinline__ void put(e4m3* to, const Pack<T>& x, float step) {
+  constexpr int N = Pack<T>::N;
+  struct alignas(N) {
+    e4m3 v[N];
+  } c;
+#pragma unroll
+  for (int i = 0; i < N; i++) c.v[i] = to_e4m3(to_float(x.v[i]), step);
+  *reinterpret_cast<decltype(c)*>(to) = c;
+}
+template <class T> __device__ __forceinline__ void put(T* to, T x, float) { *to = x; }
+template <class T> __device__ __forceinline__ void put(e4m3* to, T x, float step) { *to = to_e4m3(to_float(x), step); }
+}  // namespace
+
+template <class T, class P, bool HALF>
+__device__ __forceinline__ void rotary(const Params& p) {
   constexpr int N = 8, HEADS = 2, PACKS = N / Pack<T>::N;
   const long t = blockIdx.x;
+  const int hq = p.hq, hk = p.hk, d = p.d, rot = p.rot;
   const int lanes = rot / 16, heads = hq + hk, groups = (heads + HEADS - 1) / HEADS;
-  grid_wait();
-  const int position = positions[t];
-  const bool known = position >= 0 && position < max_positions;
-  const int slot = slots ? slots[t] : -1;
+  T* k_out = (T*)p.k_out;
+  grid_launch();
+  if (!p.early) grid_block();
+  const int position = p.positions[t];
+  const int slot = p.slots ? p.slots[t] : -1;
+  const bool known = position >= 0 && position < p.max_positions;
+  const float* cos = p.cos + (long)(known ? position : 0) * (rot / 2);
+  const float* sin = p.sin + (long)(known ? position : 0) * (rot / 2);
   // Padded to whole warps so that the shuffles of the head norm are complete.
   for (int item = threadIdx.x; item < (groups * lanes + 31) / 32 * 32; item += blockDim.x) {
     const int group = item / lanes, j = item % lanes;
     const int first = HALF ? 8 * j : 16 * j, second = HALF ? first + rot / 2 : first + 8;
+    float ct[N], st[N];
+    auto table = [&]() {
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+        *reinterpret_cast<float4*>(ct + i) = *reinterpret_cast<const float4*>(cos + 8 * j + i);
+        *reinterpret_cast<float4*>(st + i) = *reinterpret_cast<const float4*>(sin + 8 * j + i);
+      }
+    };
+    if (p.early) {
+      table();
+      if (item == threadIdx.x) grid_block();
+    }
     Pack<T> a[HEADS][PACKS], b[HEADS][PACKS];
 #pragma unroll
     for (int i = 0; i < HEADS; i++) {
       const int head = i * groups + group;
-      const T* x = head < hq ? q + t * q_stride + (long)head * d : k + t * k_stride + (long)(head - hq) * d;
+      const T* x = head < hq ? (const T*)p.q + t * p.q_stride + (long)head * d : (const T*)p.k + t * p.k_stride + (long)(head - hq) * d;
 #pragma unroll
       for (int c = 0; c < PACKS; c++) {
         if (group < groups && head < heads) {
@@ -42,14 +95,7 @@ __device__ __forceinline__ void rotary(T* q_out, T* k_out, const T* q, const T* 
         }
       }
     }
-    const float* c = cos + (long)(known ? position : 0) * (rot / 2) + 8 * j;
-    const float* s = sin + (long)(known ? position : 0) * (rot / 2) + 8 * j;
-    float ct[N], st[N];
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
-      *reinterpret_cast<float4*>(ct + i) = *reinterpret_cast<const float4*>(c + i);
-      *reinterpret_cast<float4*>(st + i) = *reinterpret_cast<const float4*>(s + i);
-    }
+    if (!p.early) table();
 #pragma unroll
     for (int i = 0; i < HEADS; i++) {
       const int head = i * groups + group;
@@ -61,13 +107,13 @@ __device__ __forceinline__ void rotary(T* q_out, T* k_out, const T* q, const T* 
         u[e] = to_float(a[i][e / Pack<T>::N].v[e % Pack<T>::N]);
         v[e] = to_float(b[i][e / Pack<T>::N].v[e % Pack<T>::N]);
       }
-      if (q_weight) {
+      if (p.q_weight) {
         float squares = 0;
 #pragma unroll
         for (int e = 0; e < N; e++) squares += u[e] * u[e] + v[e] * v[e];
         for (int o = lanes / 2; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
-        const float scale = rsqrtf(squares / d + eps);
-        const T* weight = is_q ? q_weight : k_weight;
+        const float scale = rsqrtf(squares / d + p.eps);
+        const T* weight = (const T*)(is_q ? p.q_weight : p.k_weight);
         // The norm's result is rounded as it would be in memory.
 #pragma unroll
         for (int e = 0; e < N; e++) {
@@ -77,59 +123,93 @@ __device__ __forceinline__ void rotary(T* q_out, T* k_out, const T* q, const T* 
       }
       if (!live) continue;
       Pack<T> pa[PACKS], pb[PACKS];
-      auto put = [&](Pack<T>(&p)[PACKS], int e, float x) { p[e / Pack<T>::N].v[e % Pack<T>::N] = from_float<T>(known ? x : NAN); };
+      auto set = [&](Pack<T>(&p)[PACKS], int e, float x) { p[e / Pack<T>::N].v[e % Pack<T>::N] = from_float<T>(known ? x : NAN); };
       if (HALF) {
 #pragma unroll
         for (int e = 0; e < N; e++) {
-          put(pa, e, u[e] * ct[e] - v[e] * st[e]);
-          put(pb, e, u[e] * st[e] + v[e] * ct[e]);
+          set(pa, e, u[e] * ct[e] - v[e] * st[e]);
+          set(pb, e, u[e] * st[e] + v[e] * ct[e]);
         }
       } else {
 #pragma unroll
         for (int e = 0; e < N; e += 2) {
-          put(pa, e, u[e] * ct[e / 2] - u[e + 1] * st[e / 2]);
-          put(pa, e + 1, u[e] * st[e / 2] + u[e + 1] * ct[e / 2]);
-          put(pb, e, v[e] * ct[4 + e / 2] - v[e + 1] * st[4 + e / 2]);
-          put(pb, e + 1, v[e] * st[4 + e / 2] + v[e + 1] * ct[4 + e / 2]);
+          set(pa, e, u[e] * ct[e / 2] - u[e + 1] * st[e / 2]);
+          set(pa, e + 1, u[e] * st[e / 2] + u[e + 1] * ct[e / 2]);
+          set(pb, e, v[e] * ct[4 + e / 2] - v[e + 1] * st[4 + e / 2]);
+          set(pb, e + 1, v[e] * st[4 + e / 2] + v[e + 1] * ct[4 + e / 2]);
         }
       }
-      T* out = is_q ? q_out + t * q_out_stride + (long)h * d : (k_out ? k_out + t * k_out_stride + (long)h * d : nullptr);
-      T* pool = !is_q && slot >= 0 ? k_pool + ((long)slot * hk + h) * d : nullptr;
+      T* out = is_q ? (T*)p.q_out + t * p.q_out_stride + (long)h * d : (k_out ? k_out + t * p.k_out_stride + (long)h * d : nullptr);
+      P* pool = !is_q && slot >= 0 ? (P*)p.k_pool + ((long)slot * hk + h) * d : nullptr;
+      const float step = pool && p.k_steps ? p.k_steps[h] : 1.f;
 #pragma unroll
       for (int e = 0; e < PACKS; e++) {
         if (out) store16(out + first + e * Pack<T>::N, pa[e]), store16(out + second + e * Pack<T>::N, pb[e]);
-        if (pool) store16(pool + first + e * Pack<T>::N, pa[e]), store16(pool + second + e * Pack<T>::N, pb[e]);
+        if (pool) put(pool + first + e * Pack<T>::N, pa[e], step), put(pool + second + e * Pack<T>::N, pb[e], step);
       }
     }
   }
+  if (p.early) grid_block();  // threads without an item
   const int tail = (d - rot) / Pack<T>::N;
   for (int item = threadIdx.x; item < heads * tail; item += blockDim.x) {
     const int head = item / tail, i = rot + item % tail * Pack<T>::N;
     const bool is_q = head < hq;
     const int h = is_q ? head : head - hq;
-    const Pack<T> p = load16((is_q ? q + t * q_stride : k + t * k_stride) + (long)h * d + i);
-    if (is_q) store16(q_out + t * q_out_stride + (long)h * d + i, p);
-    if (!is_q && k_out) store16(k_out + t * k_out_stride + (long)h * d + i, p);
-    if (!is_q && slot >= 0) store16(k_pool + ((long)slot * hk + h) * d + i, p);
+    const Pack<T> x = load16((is_q ? (const T*)p.q + t * p.q_stride : (const T*)p.k + t * p.k_stride) + (long)h * d + i);
+    if (is_q) store16((T*)p.q_out + t * p.q_out_stride + (long)h * d + i, x);
+    if (!is_q && k_out) store16(k_out + t * p.k_out_stride + (long)h * d + i, x);
+    if (!is_q && slot >= 0) put((P*)p.k_pool + ((long)slot * hk + h) * d + i, x, p.k_steps ? p.k_steps[h] : 1.f);
   }
-  if (slot >= 0 && v) {
+  if (slot >= 0 && p.v) {
     const int packs = hk * d / Pack<T>::N;
     for (int i = threadIdx.x; i < packs; i += blockDim.x)
-      store16(v_pool + (long)slot * hk * d + (long)i * Pack<T>::N, load16(v + t * v_stride + (long)i * Pack<T>::N));
+      put((P*)p.v_pool + (long)slot * hk * d + (long)i * Pack<T>::N, load16((const T*)p.v + t * p.v_stride + (long)i * Pack<T>::N),
+          p.v_steps ? p.v_steps[i * Pack<T>::N / d] : 1.f);
   }
 }
 
-#define ROTARY(T, NAME, HALF)                                                                                                  \
-  extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) rotary_##NAME##_##T(T* q_out, T* k_out, const T* q, const T* k, const T* q_weight, const T* k_weight, \
-                                                const float* cos, const float* sin, const int* positions, int hq, int hk, int d, int rot, \
-                                                int max_positions, long q_stride, long k_stride, long v_stride, long q_out_stride,        \
-                                                long k_out_stride, float eps, T* k_pool, T* v_pool, const T* v, const int* slots) {       \
-    rotary<T, HALF>(q_out, k_out, q, k, q_weight, k_weight, cos, sin, positions, hq, hk, d, rot, max_positions, q_stride, k_stride,      \
-                    v_stride, q_out_stride, k_out_stride, eps, k_pool, v_pool, v, slots);                                                \
+template <class T, class P, bool HALF> __device__ __forceinline__ void rotary_any(const Params& p) {
+  const long t = blockIdx.x;
+  const int hq = p.hq, hk = p.hk, d = p.d, half = p.rot / 2, heads = hq + hk;
+  grid_wait();
+  const int position = p.positions[t];
+  const int slot = p.slots ? p.slots[t] : -1;
+  const bool known = position >= 0 && position < p.max_positions;
+  auto from = [&](int head) { return head < hq ? (const T*)p.q + t * p.q_stride + (long)head * d : (const T*)p.k + t * p.k_stride + (long)(head - hq) * d; };
+  auto write = [&](int head, int i, T x) {
+    if (head < hq) {
+      ((T*)p.q_out)[t * p.q_out_stride + (long)head * d + i] = x;
+      return;
+    }
+    const int h = head - hq;
+    if (p.k_out) ((T*)p.k_out)[t * p.k_out_stride + (long)h * d + i] = x;
+    if (slot >= 0) put((P*)p.k_pool + ((long)slot * hk + h) * d + i, x, p.k_steps ? p.k_steps[h] : 1.f);
+  };
+  for (int item = threadIdx.x; item < heads * half; item += blockDim.x) {
+    const int head = item / half, j = item % half, first = HALF ? j : 2 * j, second = HALF ? j + half : 2 * j + 1;
+    const float u = to_float(from(head)[first]), v = to_float(from(head)[second]);
+    const float c = known ? p.cos[(long)position * half + j] : NAN, s = known ? p.sin[(long)position * half + j] : NAN;
+    write(head, first, from_float<T>(u * c - v * s));
+    write(head, second, from_float<T>(u * s + v * c));
   }
-ROTARY(bf16, half, true)
-ROTARY(f16, half, true)
-ROTARY(f32, half, true)
-ROTARY(bf16, interleaved, false)
-ROTARY(f16, interleaved, false)
-ROTARY(f32, interleaved, false)
+  const int tail = d - p.rot;
+  for (int item = threadIdx.x; item < heads * tail; item += blockDim.x) write(item / tail, p.rot + item % tail, from(item / tail)[p.rot + item % tail]);
+  if (slot >= 0 && p.v) {
+    for (int i = threadIdx.x; i < hk * d; i += blockDim.x)
+      put((P*)p.v_pool + (long)slot * hk * d + i, ((const T*)p.v)[t * p.v_stride + i], p.v_steps ? p.v_steps[i / d] : 1.f);
+  }
+}
+
+#define ROTARY(T, SUFFIX, P, NAME, HALF)                                                                                       \
+  extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 1 : sizeof(P) == 2 ? 4 : 3) rotary_##NAME##_##SUFFIX(const __grid_constant__ Params p) { \
+    rotary<T, P, HALF>(p);                                                                                                     \
+  }                                                                                                                            \
+  extern "C" __global__ void __launch_bounds__(256) rotary_##NAME##_##SUFFIX##_any(const __grid_constant__ Params p) { rotary_any<T, P, HALF>(p); }
+#define ROTARIES(T)                              \
+  ROTARY(T, T, T, half, true)                    \
+  ROTARY(T, T, T, interleaved, false)            \
+  ROTARY(T, T##_e4m3, e4m3, half, true)          \
+  ROTARY(T, T##_e4m3, e4m3, interleaved, false)
+ROTARIES(bf16)
+ROTARIES(f16)
+ROTARIES(f32)

@@ -46,6 +46,7 @@ var cudaForward = map[string]bool{
 	"layernorm":         true,
 	"nll":               true,
 	"linear":            true,
+	"merge_states":     true,
 	"paged_attention":   true,
 	"quantize":          true,
 	"reshape":           true,

@@ -129,7 +129,7 @@ func (a AttentionDecode) Launch(q Queue) error {
 	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_merge_%s_%v_%d", merge, a.Type, a.D), Grid: [3]int{a.Hq, a.B, 1}, Block: a.D, Overlap: overlap, Args: args})
 }
 
-func checkHeads(op string, t DType, hq, hk, d int) error {
+func checkGroup(op string, hq, hk int) error {
 	switch {
 	case hq < 1 || hk < 1:
 		return fmt.Errorf("%s: heads >= 1 are required, got Hq %d, Hk %d", op, hq, hk)
@@ -137,8 +137,18 @@ func checkHeads(op string, t DType, hq, hk, d int) error {
 		return fmt.Errorf("%s: q has %d heads, not a multiple of k's %d", op, hq, hk)
 	case hq/hk > 128:
 		return unsupported(op, "%d query heads a kv head: up to 128", hq/hk)
-	case t == F32:
-		return unsupported(op, "f32: kernels exist for bf16 and f16")
+	}
+	return nil
+}
+
+// checkHeads is what the kernels on matrix units take.
+func checkHeads(op string, t DType, hq, hk, d int) error {
+	if err := checkGroup(op, hq, hk); err != nil {
+		return err
+	}
+	switch {
+	case t != BF16 && t != F16:
+		return unsupported(op, "%v: kernels exist for bf16 and f16", t)
 	case !attentionDims[d]:
 		return unsupported(op, "head dim %d: kernels exist for 32, 64, 96, 128, 192 and 256", d)
 	}

@@ -29,11 +29,11 @@ func oracle(q []float64, key, value func(j int) []float64, n, dv int, keep func(
 		}
 		top = math.Max(top, score[j])
 	}
+	if math.IsInf(top, -1) {
+		return out, top // no key, sinks or not
+	}
 	if sink != nil {
 		top = math.Max(top, *sink)
-	}
-	if math.IsInf(top, -1) {
-		return out, top
 	}
 	var sum float64
 	if sink != nil {
@@ -69,6 +69,7 @@ var decodeCases = []decodeCase{
 	{lengths: []int{63, 0, 65, 1000}, hq: 8, hk: 2, d: 128, page: 16, window: -1},
 	{lengths: []int{17, 300, 1}, hq: 4, hk: 4, d: 128, page: 1, window: -1, append: true},
 	{lengths: []int{64, 129, 32}, hq: 8, hk: 2, d: 64, page: 32, window: -1, append: true, sinks: true},
+	{lengths: []int{0, 129}, hq: 8, hk: 2, d: 64, page: 16, window: -1, sinks: true},
 	{lengths: []int{500, 40}, hq: 40, hk: 1, d: 128, page: 64, window: -1},
 	{lengths: []int{500, 40}, hq: 128, hk: 1, d: 32, window: -1, softcap: 5},
 	{lengths: []int{700, 90}, hq: 6, hk: 2, d: 96, page: 256, window: 64},

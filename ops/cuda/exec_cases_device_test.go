@@ -169,6 +169,9 @@ func deviceCases() []cases.Case {
 				return [][]float64{out, lse}
 			}})
 	}
+	for _, d := range []int{8, 24, 40, 80, 112, 160, 256} { // multiples of 8 that are nobody's own size
+		cs = append(cs, pagedCase(16, 0, d, []int{70, 1, 33, 200}, []int{70, 1, 5, 1}))
+	}
 	for _, size := range []int{1, 16, 256} {
 		for _, window := range []int{0, 5} {
 			cs = append(cs, pagedCase(size, window, 64, []int{13, 65, 0, 2 * size, 600}, []int{13, 1, 0, 1, 1}), pagedCase(size, window, 128, []int{70, 1, 33}, []int{1, 1, 1}))

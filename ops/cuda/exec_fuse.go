@@ -108,20 +108,28 @@ func (p *program) appendGroup(i int) (*appendSteps, error) {
 		return nil, nil
 	}
 	kin, vin := ka.In(), va.In()
-	if len(kin) != 3 || len(vin) != 3 || kin[1] != k || !p.only(k, ka) || kin[2] != vin[2] || kin[0] == vin[0] || !slices.Equal(kin[1].Shape(), vin[1].Shape()) {
+	if len(kin) != len(vin) || kin[1] != k || !p.only(k, ka) || kin[2] != vin[2] || kin[0] == vin[0] || !slices.Equal(kin[1].Shape(), vin[1].Shape()) {
 		return nil, nil
 	}
 	g := &appendSteps{q: &Call{Node: q, In: q.In(), p: p}, k: &Call{Node: k, In: k.In(), p: p}, c: &Call{Node: ka, In: kin, p: p}, v: &Call{Node: va, In: vin, p: p}}
-	err := errors.Join(g.c.appendable(kin[0]), g.c.appendable(vin[0]))
-	if err != nil {
-		return nil, err
+	pool := g.c.poolType(0)
+	if pool != p.compute && pool != E4M3 || g.v.poolType(0) != pool {
+		return nil, nil
 	}
+	var err error
 	if g.r, err = g.q.rotation(q.In()[0], 1, rq.Table, rq.Pairing == ops.Interleaved, false); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(g.c.inputs(0, &g.r.KPool), g.c.inputs(2, &g.r.Slots), g.v.inputs(0, &g.r.VPool)); err != nil {
+	var errs [5]error
+	g.r.KPool, errs[0] = g.c.InputAs(0, pool)
+	g.r.VPool, errs[1] = g.v.InputAs(0, pool)
+	g.r.KSteps, errs[2] = g.c.steps(3)
+	g.r.VSteps, errs[3] = g.v.steps(3)
+	errs[4] = g.c.inputs(2, &g.r.Slots)
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
+	g.r.Computed = g.r.Computed || !g.c.fed(2)
 	g.c.checkSlots(2, kin[0])
 	g.r.Hq, g.r.Hk, g.r.QOut = q.Dim(-2), k.Dim(-2), g.q.Output(0)
 	return g, nil

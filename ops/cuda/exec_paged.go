@@ -1,10 +1,10 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/seafan/seafan/graph"
-	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
 )
 
@@ -12,6 +12,7 @@ import (
 func init() {
 	Register("attention", attentionBody)
 	Register("paged_attention", pagedOrLatentBody)
+	Register("merge_states", mergeStatesBody)
 	Register("append_pages", appendPagesBody)
 	Register("append_rotary", appendRotaryBody)
 }
@@ -19,38 +20,28 @@ func init() {
 // kernelWindow counts the keys besides the own one; an op's window counts it in and has 0 for all.
 func kernelWindow(n int) int { return n - 1 }
 
+// attentionBody gives 16-bit attention over heads that the matrix units have kernels for to them, all else to the general
+// kernel.
 func attentionBody(c *Call) error {
 	const op = "attention"
 	o, q, k, v := c.Node.Op().(ops.AttentionOp), c.In[0].Type(), c.In[1].Type(), c.In[2].Type()
-	switch {
-	case o.Ragged:
-		return unsupported(op, "packed sequences without pages")
-	case o.KVLen && (o.Mask || o.Sinks || q.Shape[1] != 1 || c.Needs(1)):
-		return unsupported(op, "kv_len with more than one query token, a mask, sinks or lse")
-	case o.Window > 0 && !o.Causal:
-		return unsupported(op, "a window that is not causal")
-	case lastDim(q) != lastDim(v):
-		return unsupported(op, "head dims %d and %d of keys and values differ", lastDim(k), lastDim(v))
-	}
-	a := AttentionPrefill{Type: c.Type(), B: q.Shape[0], Lq: q.Shape[1], Hq: q.Shape[2], D: q.Shape[3], Lk: k.Shape[1], Hk: k.Shape[2], Out: c.Output(0),
+	r := q.Rank()
+	g := AttentionGeneral{Type: c.Type(), KV: c.Type(), Lq: q.Shape[r-3], Hq: q.Shape[r-2], D: q.Shape[r-1], Lk: k.Shape[r-3], Hk: k.Shape[r-2], Dv: lastDim(v), Out: c.Output(0),
 		Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
-	if err := checkHeads(op, a.Type, a.Hq, a.Hk, a.D); err != nil {
+	if err := checkGroup(op, g.Hq, g.Hk); err != nil {
 		return err
 	}
 	if c.Needs(1) {
-		a.LSE = c.Output(1)
+		g.LSE = c.Output(1)
 	}
-	if err := c.inputs(0, &a.Q, &a.K, &a.V); err != nil {
+	if err := c.inputs(0, &g.Q, &g.K, &g.V); err != nil {
 		return err
 	}
 	at := 3
 	var err error
-	if o.KVLen {
-		return c.attentionOfLengths(o, a)
-	}
 	if o.Mask {
 		m := c.In[at].Type()
-		if a.Mask, err = c.Input(at); err != nil {
+		if g.Mask, err = c.Input(at); err != nil {
 			return err
 		}
 		rows, heads := 1, 1
@@ -60,36 +51,117 @@ func attentionBody(c *Call) error {
 		if m.Rank() == 4 {
 			heads = m.Shape[1]
 		}
-		a.MaskRequest = int64(heads * rows * a.Lk)
+		g.MaskRequest = int64(heads * rows * g.Lk)
 		if rows > 1 {
-			a.MaskRow = int64(a.Lk)
+			g.MaskRow = int64(g.Lk)
 		}
 		if heads > 1 {
-			a.MaskHead = int64(rows * a.Lk)
+			g.MaskHead = int64(rows * g.Lk)
+		}
+		at++
+	}
+	if o.KVLen {
+		if !c.fed(at) {
+			return unsupported(op, "kv_len is not fed: the host looks at it before a run")
+		}
+		c.checkInts(at, 0, g.Lk, "kv_len")
+		if g.KVLen, err = c.Input(at); err != nil {
+			return err
 		}
 		at++
 	}
 	if o.Sinks {
-		if a.Sinks, err = c.InputAs(at, F32); err != nil {
+		var wide bool
+		if g.Sinks, wide, err = c.floats(at); err != nil {
 			return err
 		}
+		g.SinksNarrow = !wide
+		at++
 	}
-	return a.Launch(c)
+	if o.Ragged {
+		return c.packedAttention(g, at)
+	}
+	g.B = q.Shape[0]
+	if g.Dv != g.D || g.SinksNarrow || checkHeads(op, g.Type, g.Hq, g.Hk, g.D) != nil {
+		return g.Launch(c)
+	}
+	if o.KVLen {
+		if g.Lq > 1 || o.Mask || o.Sinks || c.Needs(1) {
+			return g.Launch(c)
+		}
+		d := AttentionDecode{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Out: g.Out, Q: g.Q, K: g.K, V: g.V, Lengths: g.KVLen, MaxLength: g.Lk, Window: g.Window, Softcap: g.Softcap, Scale: g.Scale}
+		d.Scratch = c.Scratch(d.ScratchBytes())
+		return d.Launch(c)
+	}
+	return AttentionPrefill{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Lq: g.Lq, Lk: g.Lk, Out: g.Out, Q: g.Q, K: g.K, V: g.V, LSE: g.LSE, Causal: g.Causal, Window: g.Window,
+		Softcap: g.Softcap, Scale: g.Scale, Sinks: g.Sinks, Mask: g.Mask, MaskRequest: g.MaskRequest, MaskHead: g.MaskHead, MaskRow: g.MaskRow}.Launch(c)
 }
 
-// attentionOfLengths is one query token a sequence, over keys of a length of its own.
-func (c *Call) attentionOfLengths(o ops.AttentionOp, a AttentionPrefill) error {
-	if o.Causal && a.Lk > 1 {
-		return unsupported("attention", "kv_len of a causal attention")
+// floats is a float input in the type that it has on the device, a weight in f32; wide says that it is f32.
+func (c *Call) floats(i int) (p Pointer, wide bool, err error) {
+	dt := F32
+	if !c.p.constant[c.In[i]] {
+		dt = c.p.stored(c.In[i])
 	}
-	c.checkInts(3, 0, a.Lk, "kv_len")
-	lengths, err := c.Input(3)
-	if err != nil {
+	p, err = c.InputAs(i, dt)
+	return p, dt == F32, err
+}
+
+// packedAttention is attention of packed sequences; the last two inputs say which tokens are whose.
+func (c *Call) packedAttention(g AttentionGeneral, at int) error {
+	const op = "attention"
+	if !c.fed(at) || !c.fed(at+1) {
+		return unsupported(op, "qo_indptr and kv_indptr are not fed: the host looks at them before a run")
+	}
+	qo, kv := c.In[at], c.In[at+1]
+	g.B = qo.Dim(0) - 1
+	c.Check([4]any{"packed", qo, kv, [2]int{g.Lq, g.Lk}}, func(f graph.Feeds) error {
+		for _, x := range []struct {
+			name string
+			v    []int32
+			end  int
+		}{{"qo_indptr", ints(f, qo), g.Lq}, {"kv_indptr", ints(f, kv), g.Lk}} {
+			if x.v[0] != 0 || int(x.v[g.B]) != x.end {
+				return fmt.Errorf("attention: %s must run from 0 to %d, the number of packed tokens, got %d to %d", x.name, x.end, x.v[0], x.v[g.B])
+			}
+			for b := range g.B {
+				if x.v[b+1] < x.v[b] {
+					return fmt.Errorf("attention: %s decreases at sequence %d: %d, %d", x.name, b, x.v[b], x.v[b+1])
+				}
+			}
+		}
+		return nil
+	})
+	r := &Ragged{Tokens: g.Lq}
+	if err := c.inputs(at, &r.QoIndptr, &r.KVIndptr); err != nil {
 		return err
 	}
-	d := AttentionDecode{Type: a.Type, B: a.B, Hq: a.Hq, Hk: a.Hk, D: a.D, Out: a.Out, Q: a.Q, K: a.K, V: a.V, Lengths: lengths, MaxLength: a.Lk, Window: -1, Softcap: a.Softcap, Scale: a.Scale}
-	d.Scratch = c.Scratch(d.ScratchBytes())
-	return d.Launch(c)
+	g.Ragged = r
+	group := g.Hq / g.Hk
+	r.Tiles = g.Lq*group/GeneralRows + g.B + 1
+	r.TileBatch, r.TileIndex = c.tiles(requests{qo: qo}, tiling{rows: GeneralRows, group: group, n: r.Tiles, tokens: g.Lq})
+	return g.Launch(c)
+}
+
+func mergeStatesBody(c *Call) error {
+	t := c.In[0].Type()
+	r := t.Rank()
+	m := MergeStates{Type: c.Type(), B: 1, L: t.Shape[r-3], H: t.Shape[r-2], Dv: t.Shape[r-1], Out: c.Output(0)}
+	if r == 4 {
+		m.B = t.Shape[0]
+	}
+	if c.Needs(1) {
+		m.LSE = c.Output(1)
+	}
+	var errs [4]error
+	m.A, errs[0] = c.Input(0)
+	m.LSEA, m.WideA, errs[1] = c.floats(1)
+	m.BState, errs[2] = c.Input(2)
+	m.LSEB, m.WideB, errs[3] = c.floats(3)
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	return m.Launch(c)
 }
 
 // requests are the inputs of a paged attention that describe its requests, all fed.
@@ -99,12 +171,31 @@ type requests struct{ qo, indptr, indices, last *graph.Node }
 // else is in the step.
 func single(qo []int32, b int) bool { return qo[b+1]-qo[b] == 1 }
 
-// tilesOf is the number of tiles of a request for the prefill kernel.
-func (r requests) tilesOf(qo []int32, b, rows int, several bool) int {
-	if several && single(qo, b) {
+// tiling is how a kernel cuts requests into tiles: of rows, of which a token has group. The kernel may leave out requests
+// of one token, and may take the tokens behind the last request as one more when it knows how many there are.
+type tiling struct {
+	rows, group, n int // n tiles at most
+	several        bool
+	tokens         int
+}
+
+func (t tiling) of(qo []int32, b int) int {
+	if t.several && single(qo, b) {
 		return 0
 	}
-	return ceilDiv(int(qo[b+1]-qo[b]), rows)
+	end := t.tokens
+	if b+1 < len(qo) {
+		end = int(qo[b+1])
+	}
+	return ceilDiv(max(0, end-int(qo[b]))*t.group, t.rows)
+}
+
+// requests is how many requests there are tiles of.
+func (t tiling) requests(qo []int32) int {
+	if t.tokens > 0 {
+		return len(qo)
+	}
+	return len(qo) - 1
 }
 
 func (r requests) mixed(f graph.Feeds) bool {
@@ -129,7 +220,10 @@ func (r requests) check(tokens, pageSize, poolPages int) func(graph.Feeds) error
 		}
 		for b := range len(qo) - 1 {
 			n, pages := int(qo[b+1])-int(qo[b]), int(indptr[b+1]-indptr[b])
-			length := max(0, pages-1)*pageSize + int(last[b])
+			length := 0
+			if pages > 0 {
+				length = (pages-1)*pageSize + int(last[b])
+			}
 			if n < 0 || n > length {
 				return fmt.Errorf("paged_attention: request %d brings %d tokens (qo_indptr %d, %d), its pages hold %d", b, n, qo[b], qo[b+1], length)
 			}
@@ -144,38 +238,54 @@ func (r requests) check(tokens, pageSize, poolPages int) func(graph.Feeds) error
 // mostDecode is the most rows that the decode kernel takes.
 const mostDecode = 1024
 
+// poolType is the type that the keys or values of input i have on the device.
+func (c *Call) poolType(i int) DType {
+	if param := rootOf(c.In[i]).Param(); param != nil && param.State {
+		if dt, ok := stateType(param, c.p.compute); ok {
+			return dt
+		}
+	}
+	return c.Type()
+}
+
 // pagedBody gives every row of a request that brings one token to the decode kernel, as a request of its own, and the rows
-// of the others to the prefill kernel behind it, whose launches a step of single tokens leaves out.
+// of the others to the prefill kernel behind it, whose launches a step of single tokens leaves out. What those two do not
+// take goes to the general kernel, which takes all rows alike.
 func pagedBody(c *Call) error {
 	const op = "paged_attention"
 	o, q, k, v := c.Node.Op().(ops.PagedAttentionOp), c.In[0].Type(), c.In[1].Type(), c.In[2].Type()
 	tokens, hq, d, pages, size, hk := q.Shape[0], q.Shape[1], q.Shape[2], k.Shape[0], k.Shape[1], k.Shape[2]
-	if d != lastDim(v) {
-		return unsupported(op, "head dims %d and %d of keys and values differ", d, lastDim(v))
-	}
-	if err := checkHeads(op, c.Type(), hq, hk, d); err != nil {
-		return err
-	}
-	if len(c.In) > 7 {
-		return unsupported(op, "pools of %s", k.DType)
-	}
-	if c.Needs(1) {
-		return unsupported(op, "lse is read")
-	}
 	for i := 3; i < 7; i++ {
 		if !c.fed(i) {
 			return unsupported(op, "%s is not fed: the host looks at the requests before a run", c.In[i].Name())
 		}
 	}
-	if !o.Causal && o.Window > 0 {
-		return unsupported(op, "a window that is not causal")
-	}
 	r := requests{c.In[3], c.In[4], c.In[5], c.In[6]}
-	var qp, kp, vp, qo, indptr, indices, last Pointer
-	if err := c.inputs(0, &qp, &kp, &vp, &qo, &indptr, &indices, &last); err != nil {
+	pool := c.poolType(1)
+	var qp, kp, vp, kSteps, vSteps, qo, indptr, indices, last Pointer
+	var errs [5]error
+	errs[0] = errors.Join(c.inputs(0, &qp), c.inputs(3, &qo, &indptr, &indices, &last))
+	kp, errs[1] = c.InputAs(1, pool)
+	vp, errs[2] = c.InputAs(2, pool)
+	if len(c.In) > 7 {
+		kSteps, errs[3] = c.InputAs(7, F32)
+		vSteps, errs[4] = c.InputAs(8, F32)
+	}
+	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
 	c.Check([4]any{r, tokens, size, pages}, r.check(tokens, size, pages))
+	ragged := &Ragged{Pages: Pages{PageSize: size, Indptr: indptr, Indices: indices, LastPageLen: last}, Tokens: tokens, PoolTokens: pages * size, QoIndptr: qo}
+	if d != lastDim(v) || pool != c.Type() || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d) != nil {
+		g := AttentionGeneral{Type: c.Type(), KV: pool, B: r.qo.Dim(0) - 1, Hq: hq, Hk: hk, D: d, Dv: lastDim(v), Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
+			Ragged: ragged, Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
+		if c.Needs(1) {
+			g.LSE = c.Output(1)
+		}
+		ragged.Tiles = tokens*(hq/hk)/GeneralRows + g.B + 1
+		ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: GeneralRows, group: hq / hk, n: ragged.Tiles, tokens: tokens})
+		return g.Launch(c)
+	}
 	if tokens <= mostDecode {
 		rowIndptr, rowIndices, rowLast := c.decodeTable(r, tokens)
 		a := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp,
@@ -195,11 +305,10 @@ func pagedBody(c *Call) error {
 		return err
 	}
 	a := AttentionPrefill{Type: c.Type(), Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, Causal: o.Causal, Window: kernelWindow(o.Window),
-		Softcap: float32(o.Softcap), Scale: float32(o.Scale),
-		Ragged: &Ragged{Pages: Pages{PageSize: size, Indptr: indptr, Indices: indices, LastPageLen: last}, Tokens: tokens, PoolTokens: pages * size, QoIndptr: qo}}
+		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: ragged}
 	rows := a.TileRows(c.Target())
-	a.Ragged.Tiles = tokens/rows + min(r.qo.Dim(0)-1, tokens)
-	a.Ragged.TileBatch, a.Ragged.TileIndex = c.tiles(r, rows, a.Ragged.Tiles, tokens <= mostDecode)
+	ragged.Tiles = tokens/rows + min(r.qo.Dim(0)-1, tokens)
+	ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: rows, group: 1, n: ragged.Tiles, several: tokens <= mostDecode})
 	return a.Launch(c)
 }
 
@@ -251,25 +360,26 @@ func (c *Call) decodeTable(r requests, tokens int) (indptr, indices, last Pointe
 	return indptr, indices, last
 }
 
-// tiles is the work of the prefill kernel: tiles of rows of the requests that bring several tokens, or of all.
-func (c *Call) tiles(r requests, rows, n int, several bool) (batch, index Pointer) {
-	batch = c.Prepared([4]any{"tile batch", r, rows, n}, "tile_batch", n, func(dst []int32, f graph.Feeds) {
+// tiles is the work of a kernel that takes tiles of rows: of which request each is, negative for none, and the how
+// many-th of it.
+func (c *Call) tiles(r requests, t tiling) (batch, index Pointer) {
+	batch = c.Prepared([3]any{"tile batch", r, t}, "tile_batch", t.n, func(dst []int32, f graph.Feeds) {
 		at, qo := 0, ints(f, r.qo)
-		for b := range len(qo) - 1 {
-			for range r.tilesOf(qo, b, rows, several) {
+		for b := range t.requests(qo) {
+			for range t.of(qo, b) {
 				dst[at] = int32(b)
 				at++
 			}
 		}
-		for ; at < n; at++ {
+		for ; at < t.n; at++ {
 			dst[at] = -1
 		}
 	})
-	index = c.Prepared([4]any{"tile index", r, rows, n}, "tile_index", n, func(dst []int32, f graph.Feeds) {
+	index = c.Prepared([3]any{"tile index", r, t}, "tile_index", t.n, func(dst []int32, f graph.Feeds) {
 		clear(dst)
 		at, qo := 0, ints(f, r.qo)
-		for b := range len(qo) - 1 {
-			for i := range r.tilesOf(qo, b, rows, several) {
+		for b := range t.requests(qo) {
+			for i := range t.of(qo, b) {
 				dst[at] = int32(i)
 				at++
 			}
@@ -286,16 +396,12 @@ func (p *program) several(key any, f func(graph.Feeds) bool) {
 	}
 }
 
-// appendable refuses pools that the cache write has no kernel for. It depends on the pool alone, so that every plan of a
-// session answers alike.
-func (c *Call) appendable(pool *graph.Node) error {
-	if len(c.In) > 4 || pool.Type().DType == dtype.Float8E4M3 {
-		return unsupported(c.Node.Op().Name(), "a pool of %s", pool.Type().DType)
+// steps are the steps of a pool of E4M3, input i where there is one.
+func (c *Call) steps(i int) (Pointer, error) {
+	if i >= len(c.In) {
+		return Pointer{}, nil
 	}
-	if columns := pool.Dim(-2) * pool.Dim(-1); columns*c.Type().Size()%16 != 0 {
-		return unsupported(c.Node.Op().Name(), "%d columns of %v: rows of whole 16 bytes", columns, c.Type())
-	}
-	return nil
+	return c.InputAs(i, F32)
 }
 
 func (c *Call) checkSlots(i int, pool *graph.Node) {
@@ -303,23 +409,21 @@ func (c *Call) checkSlots(i int, pool *graph.Node) {
 }
 
 func appendPagesBody(c *Call) error {
-	if err := c.appendable(c.In[0]); err != nil {
-		return err
-	}
-	var pool, x, slots Pointer
-	if err := c.inputs(0, &pool, &x, &slots); err != nil {
+	t := c.In[1].Type()
+	a := Append{Type: c.Type(), PoolType: c.poolType(0), T: t.Shape[0], Columns: t.Shape[1] * t.Shape[2], Heads: t.Shape[1]}
+	var errs [3]error
+	a.Pool, errs[0] = c.InputAs(0, a.PoolType)
+	a.Steps, errs[1] = c.steps(3)
+	errs[2] = c.inputs(1, &a.X, &a.Slots)
+	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
 	c.checkSlots(2, c.In[0])
-	t := c.In[1].Type()
-	return Append{Type: c.Type(), T: t.Shape[0], Columns: t.Shape[1] * t.Shape[2], Pool: pool, X: x, Slots: slots}.Launch(c)
+	return a.Launch(c)
 }
 
 func appendRotaryBody(c *Call) error {
 	o, x := c.Node.Op().(ops.AppendRotaryOp), c.In[1]
-	if err := c.appendable(c.In[0]); err != nil {
-		return err
-	}
 	r, err := c.rotation(x, 2, o.Table, o.Pairing == ops.Interleaved, false)
 	if err != nil {
 		return err
@@ -328,6 +432,7 @@ func appendRotaryBody(c *Call) error {
 		return err
 	}
 	c.checkSlots(3, c.In[0])
+	r.Computed = r.Computed || !c.fed(3)
 	r.Hk = x.Dim(-2)
 	if r.Slots, err = c.Input(3); err != nil {
 		return err

@@ -134,9 +134,6 @@ func (c *Call) rotation(x *graph.Node, positions int, table *ops.RotaryTable, in
 	if back {
 		return rot, unsupported("rotary", "the way back is for gradients")
 	}
-	if rot.D%8 != 0 || rot.Rot%16 != 0 {
-		return rot, unsupported("rotary", "D %d and rot %d: a kernel exists for D a multiple of 8 and rot a multiple of 16", rot.D, rot.Rot)
-	}
 	rot.Cos, rot.Sin = c.Table(table)
 	length := t.Shape[r-3]
 	if positions >= len(c.In) {
@@ -150,6 +147,7 @@ func (c *Call) rotation(x *graph.Node, positions int, table *ops.RotaryTable, in
 	}
 	c.checkInts(positions, 0, table.Positions-1, "positions")
 	pos := c.In[positions]
+	rot.Computed = !c.fed(positions)
 	if pos.Type().Size() == rot.T {
 		var err error
 		rot.Positions, err = c.Input(positions)

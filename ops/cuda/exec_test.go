@@ -167,24 +167,23 @@ func TestExecutorLoss(t *testing.T) {
 	}
 }
 
-// A state has one home: what one plan keeps on the host, a later one does not take to the device.
+// A state has one home: what one plan keeps on the host, a later one does not take to the device. Steps that are fed have the
+// compute dtype on the device, where a pool of codes wants them in f32.
 func TestExecutorStatesHaveOneHome(t *testing.T) {
-	m := tiny(t, nil)
-	plan, _ := packedPlan(t, m, 1, 1, 4)
-	bf16, err := lower(plan, targets["sm_90"], BF16, false, nil)
+	b := graph.New()
+	pool := b.State("pool", dtype.Float8E4M3, 2, 4, 2, 8)
+	plan, err := b.Plan(ops.AppendPages(pool, b.Input("x", dtype.Float32, 3, 2, 8), b.Input("slots", dtype.Int32, 3), b.Input("steps", dtype.Float32, 2)))
 	require.NoError(t, err)
-	for param, onHost := range bf16.homes() {
-		require.False(t, onHost, param.Name)
-		require.False(t, param.Allocated(), "the host needs no copy of %s", param.Name)
-	}
 	f32, err := lower(plan, targets["sm_90"], F32, false, nil)
 	require.NoError(t, err)
-	for param, onHost := range f32.homes() {
-		require.True(t, onHost, param.Name)
-	}
-	_, err = lower(plan, targets["sm_90"], F32, false, bf16.homes())
+	require.Equal(t, map[*graph.Param]bool{pool.Param(): false}, f32.homes())
+	require.False(t, pool.Param().Allocated(), "the host needs no copy")
+	bf16, err := lower(plan, targets["sm_90"], BF16, false, nil)
+	require.NoError(t, err)
+	require.Equal(t, map[*graph.Param]bool{pool.Param(): true}, bf16.homes())
+	_, err = lower(plan, targets["sm_90"], BF16, false, f32.homes())
 	require.ErrorContains(t, err, "is on the device for an earlier plan")
-	later, err := lower(plan, targets["sm_90"], BF16, false, f32.homes())
+	later, err := lower(plan, targets["sm_90"], F32, false, bf16.homes())
 	require.NoError(t, err)
 	require.Contains(t, later.String(), "is kept on the host")
 }

@@ -103,8 +103,20 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 		}, "sampling: 2 words of seen tokens hold fewer than V 65 bits"},
 		{func() interface{ Launch(Queue) error } { return RMSNorm{Type: BF16, Rows: 1, D: 0} }, "rmsnorm: rows >= 0 and d >= 1 are required, got rows 1, d 0"},
 		{func() interface{ Launch(Queue) error } {
-			return Rotary{Type: BF16, T: 1, Hq: 1, Hk: 1, D: 64, Rot: 24, MaxPositions: 1, Q: p, K: p, QOut: p, KOut: p}
-		}, "rotary: no CUDA kernel: D 64 and rot 24: a kernel exists for D a multiple of 8 and rot a multiple of 16"},
+			return Rotary{Type: BF16, T: 1, Hq: 1, Hk: 1, D: 64, Rot: 24, MaxPositions: 1, Q: p, K: p, QOut: p, KOut: p, QWeight: p, KWeight: p}
+		}, "rotary: no CUDA kernel: head norm with D 64, rot 24: a kernel exists for rot = D = 16 * (1, 2, 4, 8, 16 or 32), rows aligned to 16 bytes"},
+		{func() interface{ Launch(Queue) error } {
+			return Append{Type: BF16, PoolType: E4M3, T: 1, Columns: 64, Heads: 2, Pool: p, X: p, Slots: p}
+		}, "append: a pool of e4m3 needs a step for each head, got steps nil for 2 heads of 64 columns"},
+		{func() interface{ Launch(Queue) error } {
+			return AttentionGeneral{Type: BF16, KV: F16, Hq: 1, Hk: 1, D: 8, Dv: 8}
+		}, "attention general: no CUDA kernel: keys of f16 with queries of bf16"},
+		{func() interface{ Launch(Queue) error } {
+			return AttentionGeneral{Type: BF16, KV: E4M3, Hq: 1, Hk: 1, D: 8, Dv: 8, KSteps: p}
+		}, "attention general: keys and values of e4m3, and only they, take steps, got e4m3 with steps p and nil"},
+		{func() interface{ Launch(Queue) error } {
+			return AttentionGeneral{Type: F32, KV: F32, Hq: 1, Hk: 1, D: 8, Dv: 1025}
+		}, "attention general: no CUDA kernel: head dims 8 and 1025: a kernel exists up to 1024"},
 	} {
 		r := &Recorder{GPU: gpu}
 		require.EqualError(t, c.launch().Launch(r), c.want)
@@ -118,11 +130,11 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 func TestCheckPages(t *testing.T) {
 	ok := func(indptr, indices, last []int32) error { return CheckPages(16, 4, indptr, indices, last) }
 	require.NoError(t, ok([]int32{0, 2, 2, 3}, []int32{3, 0, 1}, []int32{16, 0, 1}))
+	require.NoError(t, ok([]int32{0, 0}, nil, []int32{16}), "a request without pages")
 	for want, err := range map[string]error{
 		"page table: page id 4 at 1: the pool has pages 0 to 3":                               ok([]int32{0, 2}, []int32{0, 4}, []int32{1}),
 		"page table: page id -1 at 0: the pool has pages 0 to 3":                              ok([]int32{0, 1}, []int32{-1}, []int32{1}),
 		"page table: the last page of request 0 holds 1 to 16 tokens, got 17":                 ok([]int32{0, 1}, []int32{0}, []int32{17}),
-		"page table: request 0 has no pages and a last page of 3 tokens":                      ok([]int32{0, 0}, nil, []int32{3}),
 		"page table: indptr decreases at request 1: 2, 1":                                     ok([]int32{0, 2, 1}, []int32{0, 1}, []int32{1, 1}),
 		"page table: indptr ends at 2, there are 1 page ids":                                  ok([]int32{0, 2}, []int32{0}, []int32{1}),
 		"page table: indptr of 1+1 entries that starts at 0 is required, got 2 entries [1 2]": ok([]int32{1, 2}, []int32{0, 1}, []int32{1}),

@@ -97,25 +97,37 @@ func (e Embedding) Launch(q Queue) error {
 		{"y", e.Y}, {"table", e.Table}, {"ids", e.IDs}, {"d", int32(e.D)}, {"vocabulary", int32(e.Vocabulary)}, {"scale", e.Scale}}})
 }
 
-// Append launches pool[slots[t],:] = x[t,:] for T rows of Columns elements; a negative slot writes nothing.
+// Append launches pool[slots[t],:] = x[t,:] for T rows of Columns elements; a negative slot writes nothing. The pool holds
+// the type of x, BF16, or E4M3 with a step for each of the heads that share a row.
 type Append struct {
-	Type           DType
+	Type, PoolType DType
 	T, Columns     int
 	Pool, X, Slots Pointer // Slots int32 [T]
+	Steps          Pointer // f32 [Heads], of E4M3
+	Heads          int
 }
 
 // Launch queues the kernel.
 func (a Append) Launch(q Queue) error {
+	const op = "append"
 	if a.T < 0 || a.Columns < 1 {
-		return fmt.Errorf("append: T >= 0 and columns >= 1 are required, got T %d, columns %d", a.T, a.Columns)
+		return fmt.Errorf("%s: T >= 0 and columns >= 1 are required, got T %d, columns %d", op, a.T, a.Columns)
+	}
+	if a.PoolType != a.Type && a.PoolType != BF16 && a.PoolType != E4M3 {
+		return unsupported(op, "%v into a pool of %v", a.Type, a.PoolType)
+	}
+	if a.PoolType == E4M3 && (a.Steps.IsNil() || a.Heads < 1 || a.Columns%a.Heads != 0) {
+		return fmt.Errorf("%s: a pool of e4m3 needs a step for each head, got steps %v for %d heads of %d columns", op, a.Steps, a.Heads, a.Columns)
+	}
+	if a.T == 0 {
+		return nil
 	}
 	per := 16 / a.Type.Size()
-	if a.Columns%per != 0 {
-		return unsupported("append", "%d columns of %v: rows of whole 16 bytes", a.Columns, a.Type)
+	l := Launch{Kernel: "pointwise_append_" + a.Type.String(), Grid: [3]int{a.T, 1, 1}, Block: min(256, (a.Columns/per+31)/32*32), Overlap: q.Target().Hopper(), Args: []Arg{
+		{"pool", a.Pool}, {"x", a.X}, {"slots", a.Slots}, {"columns", int32(a.Columns)}}}
+	if a.PoolType != a.Type || a.Columns%per != 0 || a.Pool.Addr%16 != 0 || a.X.Addr%16 != 0 {
+		l.Kernel, l.Block = fmt.Sprintf("%s_%v", l.Kernel, a.PoolType), min(1024, (a.Columns+31)/32*32)
+		l.Args = []Arg{{"pool", a.Pool}, {"x", a.X}, {"slots", a.Slots}, {"steps", a.Steps}, {"columns", int32(a.Columns)}, {"width", int32(a.Columns / max(1, a.Heads))}}
 	}
-	if err := aligned16("append", Arg{"pool", a.Pool}, Arg{"x", a.X}); err != nil || a.T == 0 {
-		return err
-	}
-	return q.Launch(Launch{Kernel: "pointwise_append_" + a.Type.String(), Grid: [3]int{a.T, 1, 1}, Block: min(256, (a.Columns/per+31)/32*32), Overlap: q.Target().Hopper(), Args: []Arg{
-		{"pool", a.Pool}, {"x", a.X}, {"slots", a.Slots}, {"columns", int32(a.Columns)}}})
+	return q.Launch(l)
 }

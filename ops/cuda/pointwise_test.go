@@ -3,12 +3,15 @@
 package cuda
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/ops/optest"
 )
 
 var allTypes = []DType{BF16, F16, F32}
@@ -162,16 +165,22 @@ func TestDeviceRotary(t *testing.T) {
 			for _, c := range []struct {
 				t, hq, hk, d, rot int
 				norm, cache       bool
-			}{{1, 1, 1, 16, 16, false, false}, {5, 3, 1, 64, 64, true, false}, {7, 32, 8, 128, 128, false, true}, {3, 4, 2, 128, 128, true, true}, {4, 2, 2, 96, 32, false, true}, {2, 5, 5, 256, 256, true, false}} {
-				t.Run(fmt.Sprintf("%v/%v/%+v", dt, pairing, c), func(t *testing.T) {
-					testRotary(t, dt, pairing, c.t, c.hq, c.hk, c.d, c.rot, c.norm, c.cache)
-				})
+			}{{1, 1, 1, 16, 16, false, false}, {5, 3, 1, 64, 64, true, false}, {7, 32, 8, 128, 128, false, true}, {3, 4, 2, 128, 128, true, true}, {4, 2, 2, 96, 32, false, true}, {2, 5, 5, 256, 256, true, false},
+				{3, 3, 1, 2, 2, false, true}, {4, 6, 2, 24, 8, false, true}, {5, 4, 4, 33, 20, false, true}} {
+				for _, codes := range []bool{false, true} {
+					if codes && !c.cache {
+						continue
+					}
+					t.Run(fmt.Sprintf("%v/%v/%+v/%v", dt, pairing, c, codes), func(t *testing.T) {
+						testRotary(t, dt, pairing, c.t, c.hq, c.hk, c.d, c.rot, c.norm, c.cache, codes)
+					})
+				}
 			}
 		}
 	}
 }
 
-func testRotary(t *testing.T, dt DType, pairing Pairing, T, hq, hk, d, rot int, norm, cache bool) {
+func testRotary(t *testing.T, dt DType, pairing Pairing, T, hq, hk, d, rot int, norm, cache, codes bool) {
 	b := newBench(t)
 	r := rand.New(rand.NewPCG(5, uint64(d)))
 	const table = 50
@@ -200,6 +209,13 @@ func testRotary(t *testing.T, dt DType, pairing Pairing, T, hq, hk, d, rot int, 
 	}
 	if cache {
 		a.V, a.KPool, a.VPool, a.Slots = p.At(int64((hq+hk)*d*dt.Size())), b.out(dt, pool), b.out(dt, pool), b.ints(slots...)
+	}
+	kSteps, vSteps := make([]float64, hk), make([]float64, hk)
+	for i := range hk {
+		kSteps[i], vSteps[i] = float64(float32(0.003*float64(i+1))), float64(float32(0.005/float64(i+1))) // some of v saturate
+	}
+	if codes {
+		a.KSteps, a.VSteps = b.put(F32, kSteps), b.put(F32, vSteps)
 	}
 	b.run(a)
 	head := func(x []float64, w []float64, pos int) []float64 {
@@ -242,6 +258,21 @@ func testRotary(t *testing.T, dt DType, pairing Pairing, T, hq, hk, d, rot int, 
 	gotK := b.get(dt, a.KOut, T*hk*d)
 	near(t, dt, bound, wantK, gotK)
 	if !cache {
+		return
+	}
+	if codes {
+		kp, vp := b.raw(a.KPool, pool*dt.Size()), b.raw(a.VPool, pool*dt.Size())
+		for i := range T {
+			for j := range hk * d {
+				if slots[i] < 0 {
+					continue
+				}
+				at, code := slots[i]*hk*d+j, func(x, step float64) byte { return byte(optest.E4M3.Encode(float64(float32(x) / float32(step)))) }
+				require.Equal(t, code(gotK[i*hk*d+j], kSteps[j/d]), kp[at])
+				require.Equal(t, code(qkv[i*stride+(hq+hk)*d+j], vSteps[j/d]), vp[at])
+			}
+		}
+		require.Equal(t, bytes.Repeat([]byte{0xff}, hk*d), kp[:hk*d], "slot 0 is nobody's")
 		return
 	}
 	kp, vp := b.get(dt, a.KPool, pool), b.get(dt, a.VPool, pool)

@@ -11,6 +11,7 @@ type Ragged struct {
 	Tokens               int     // T
 	PoolTokens           int     // pages of the pool times the page size
 	QoIndptr             Pointer // int32 [B+1], prefix sums of tokens
+	KVIndptr             Pointer // AttentionGeneral, int32 [B+1]: k and v are packed tokens, not pages
 	TileBatch, TileIndex Pointer // int32 [Tiles]; a negative request means no work
 	Tiles                int
 }

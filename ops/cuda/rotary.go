@@ -20,8 +20,9 @@ func (p Pairing) String() string {
 
 // Rotary launches the rotation of q [T,Hq,D] and k [T,Hk,D] by their positions, in place or not. With QWeight and KWeight
 // the heads pass an RMSNorm first. With Slots, k, and V [T,Hk,D] where given, are also written to the pools [slots,Hk,D] at
-// Slots[t] = page*page_size + offset, nowhere when negative; then KOut may be nil. Strides are of tokens, in elements;
-// zero means packed.
+// Slots[t] = page*page_size + offset, nowhere when negative; then KOut may be nil. With KSteps, and VSteps where V is given,
+// the pools hold E4M3 codes. Strides are of tokens, in elements; zero means packed. Positions, slots and the table are read
+// before the launch in front has ended, unless they are Computed.
 type Rotary struct {
 	Type              DType
 	Pairing           Pairing
@@ -33,11 +34,13 @@ type Rotary struct {
 	QWeight, KWeight  Pointer // optional, [D]
 	Eps               float32
 	V, KPool, VPool   Pointer // optional, with Slots
+	KSteps, VSteps    Pointer // optional, f32 [Hk]
 	Slots             Pointer // int32 [T]
 	QStride, KStride  int64
 	VStride           int64
 	QOutStride        int64
 	KOutStride        int64
+	Computed          bool // the launch in front may write positions or slots
 }
 
 // Launch queues the kernel.
@@ -47,20 +50,14 @@ func (r Rotary) Launch(q Queue) error {
 		return fmt.Errorf("%s: T >= 0, heads >= 1, an even rotated width from 2 to D and a table are required, got T %d, Hq %d, Hk %d, D %d, rot %d, table of %d",
 			op, r.T, r.Hq, r.Hk, r.D, r.Rot, r.MaxPositions)
 	}
-	if r.D%8 != 0 || r.Rot%16 != 0 {
-		return unsupported(op, "D %d and rot %d: a kernel exists for D a multiple of 8 and rot a multiple of 16", r.D, r.Rot)
-	}
 	lanes := r.Rot / 16
-	if !r.QWeight.IsNil() || !r.KWeight.IsNil() {
-		if r.QWeight.IsNil() || r.KWeight.IsNil() {
-			return fmt.Errorf("%s: the head norms of q and k go together, got q %v, k %v", op, r.QWeight, r.KWeight)
-		}
-		if r.Rot != r.D || lanes > 32 || lanes&(lanes-1) != 0 {
-			return unsupported(op, "head norm with D %d, rot %d: a kernel exists for rot = D = 16 * (1, 2, 4, 8, 16 or 32)", r.D, r.Rot)
-		}
-	}
+	whole := r.D%8 == 0 && r.Rot%16 == 0
 	if !r.Slots.IsNil() && (r.KPool.IsNil() || r.V.IsNil() != r.VPool.IsNil()) {
 		return fmt.Errorf("%s: slots need the pool of k, and v goes with its pool, got v %v, k pool %v, v pool %v", op, r.V, r.KPool, r.VPool)
+	}
+	codes := !r.KSteps.IsNil()
+	if codes != !r.VSteps.IsNil() && !r.V.IsNil() {
+		return fmt.Errorf("%s: the pools of k and v hold codes both or neither, got k steps %v, v steps %v", op, r.KSteps, r.VSteps)
 	}
 	if r.Slots.IsNil() && r.Hk > 0 && r.KOut.IsNil() {
 		return fmt.Errorf("%s: k has neither an output nor a slot in the cache", op)
@@ -74,21 +71,40 @@ func (r Rotary) Launch(q Queue) error {
 		if *s.stride == 0 {
 			*s.stride = int64(s.packed)
 		}
-		if *s.stride < int64(s.packed) || *s.stride*int64(r.Type.Size())%16 != 0 {
-			return fmt.Errorf("%s: token stride %d of %s: at least %d elements and rows aligned to 16 bytes are required", op, *s.stride, s.name, s.packed)
+		if *s.stride < int64(s.packed) {
+			return fmt.Errorf("%s: token stride %d of %s: at least %d elements are required", op, *s.stride, s.name, s.packed)
 		}
+		whole = whole && *s.stride*int64(r.Type.Size())%16 == 0
 	}
-	if err := aligned16(op, Arg{"q", r.Q}, Arg{"k", r.K}, Arg{"q out", r.QOut}, Arg{"k out", r.KOut}, Arg{"cos", r.Cos}, Arg{"sin", r.Sin},
-		Arg{"v", r.V}, Arg{"k pool", r.KPool}, Arg{"v pool", r.VPool}, Arg{"q weight", r.QWeight}, Arg{"k weight", r.KWeight}); err != nil {
-		return err
+	for _, p := range []Pointer{r.Q, r.K, r.QOut, r.KOut, r.Cos, r.Sin, r.V, r.KPool, r.VPool, r.QWeight, r.KWeight} {
+		whole = whole && p.Addr%16 == 0
+	}
+	if !r.QWeight.IsNil() || !r.KWeight.IsNil() {
+		if r.QWeight.IsNil() || r.KWeight.IsNil() {
+			return fmt.Errorf("%s: the head norms of q and k go together, got q %v, k %v", op, r.QWeight, r.KWeight)
+		}
+		if !whole || r.Rot != r.D || lanes > 32 || lanes&(lanes-1) != 0 {
+			return unsupported(op, "head norm with D %d, rot %d: a kernel exists for rot = D = 16 * (1, 2, 4, 8, 16 or 32), rows aligned to 16 bytes", r.D, r.Rot)
+		}
 	}
 	if r.T == 0 {
 		return nil
 	}
+	kernel := fmt.Sprintf("rotary_%v_%v", r.Pairing, r.Type)
+	if codes {
+		kernel += "_e4m3"
+	}
+	early := int32(1)
+	if r.Computed || !q.Target().Hopper() {
+		early = 0
+	}
 	block := min(256, (ceilDiv(r.Hq+r.Hk, 2)*lanes+31)/32*32)
-	return q.Launch(Launch{Kernel: fmt.Sprintf("rotary_%v_%v", r.Pairing, r.Type), Grid: [3]int{r.T, 1, 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
+	if !whole {
+		kernel, block = kernel+"_any", min(256, ((r.Hq+r.Hk)*r.Rot/2+31)/32*32)
+	}
+	return q.Launch(Launch{Kernel: kernel, Grid: [3]int{r.T, 1, 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"q_out", r.QOut}, {"k_out", r.KOut}, {"q", r.Q}, {"k", r.K}, {"q_weight", r.QWeight}, {"k_weight", r.KWeight}, {"cos", r.Cos}, {"sin", r.Sin},
-		{"positions", r.Positions}, {"hq", int32(r.Hq)}, {"hk", int32(r.Hk)}, {"d", int32(r.D)}, {"rot", int32(r.Rot)}, {"max_positions", int32(r.MaxPositions)},
+		{"positions", r.Positions}, {"k_pool", r.KPool}, {"v_pool", r.VPool}, {"v", r.V}, {"slots", r.Slots}, {"k_steps", r.KSteps}, {"v_steps", r.VSteps},
 		{"q_stride", r.QStride}, {"k_stride", r.KStride}, {"v_stride", r.VStride}, {"q_out_stride", r.QOutStride}, {"k_out_stride", r.KOutStride},
-		{"eps", r.Eps}, {"k_pool", r.KPool}, {"v_pool", r.VPool}, {"v", r.V}, {"slots", r.Slots}}})
+		{"hq", int32(r.Hq)}, {"hk", int32(r.Hk)}, {"d", int32(r.D)}, {"rot", int32(r.Rot)}, {"max_positions", int32(r.MaxPositions)}, {"early", early}, {"eps", r.Eps}}})
 }
