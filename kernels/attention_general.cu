@@ -140,6 +140,7 @@ template <class T, class KV, int PARTS> __device__ __forceinline__ void attend(c
       load_kv(k, p.k_token_stride, p.d, d0, k_step);
       __syncthreads();
       const int width = min(PART, p.d - d0);
+      float u[2][2] = {};  // a sum a part
 #pragma unroll 4
       for (int c = 0; c < width; c += 4) {
         float4 a[2], b[2];
@@ -149,12 +150,14 @@ template <class T, class KV, int PARTS> __device__ __forceinline__ void attend(c
         for (int r = 0; r < 2; r++)
 #pragma unroll
           for (int j = 0; j < 2; j++) {
-            s[r][j] = fmaf(a[r].x, b[j].x, s[r][j]);
-            s[r][j] = fmaf(a[r].y, b[j].y, s[r][j]);
-            s[r][j] = fmaf(a[r].z, b[j].z, s[r][j]);
-            s[r][j] = fmaf(a[r].w, b[j].w, s[r][j]);
+            u[r][j] = fmaf(a[r].x, b[j].x, u[r][j]);
+            u[r][j] = fmaf(a[r].y, b[j].y, u[r][j]);
+            u[r][j] = fmaf(a[r].z, b[j].z, u[r][j]);
+            u[r][j] = fmaf(a[r].w, b[j].w, u[r][j]);
           }
       }
+#pragma unroll
+      for (int r = 0; r < 2; r++) s[r][0] += u[r][0], s[r][1] += u[r][1];
     }
     float c[2];
 #pragma unroll

@@ -9,7 +9,7 @@
 // Paper: Zhang and Sennrich 2019 (RMSNorm), Ba et al. 2016 (LayerNorm).
 #include "element.cuh"
 
-template <class T, int V>
+template <class T, int V, bool EARLY>
 __device__ __forceinline__ void rmsnorm_rows(T* y, T* sum, const T* x, const T* residual, const T* w, int d, float eps, float unit) {
   __shared__ float scratch[32];
   constexpr int N = Pack<T>::N;
@@ -18,9 +18,12 @@ __device__ __forceinline__ void rmsnorm_rows(T* y, T* sum, const T* x, const T* 
   float h[V][N];
   float squares = 0;
   Pack<T> g[V];
-  // Weights do not depend on the launch in front. With several packs a thread they come late: fewer registers in flight.
-  constexpr bool EARLY = V == 1;
-  if (EARLY && threadIdx.x < packs) g[0] = load16(w + threadIdx.x * N);
+  // Weights do not depend on the launch in front. When many rows fill the GPU they come late: fewer registers in flight.
+  if (EARLY) {
+#pragma unroll
+    for (int i = 0; i < V; i++)
+      if (threadIdx.x + i * blockDim.x < packs) g[i] = load16(w + (threadIdx.x + i * blockDim.x) * N);
+  }
   grid_wait();
 #pragma unroll
   for (int i = 0; i < V; i++) {
@@ -40,7 +43,12 @@ __device__ __forceinline__ void rmsnorm_rows(T* y, T* sum, const T* x, const T* 
       }
     }
   }
-  const float scale = rsqrtf(block_sum(squares, scratch) / d + eps);
+  // As block_sum, with one barrier: scratch is not used again.
+  squares = warp_sum(squares);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = squares;
+  __syncthreads();
+  squares = warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : 0.f);
+  const float scale = rsqrtf(squares / d + eps);
 #pragma unroll
   for (int i = 0; i < V; i++) {
     const int p = threadIdx.x + i * blockDim.x;
@@ -135,7 +143,7 @@ __device__ __forceinline__ void layernorm_any(T* y, const T* x, const T* w, cons
 #define RMSNORM(T, V)                                                                                                        \
   extern "C" __global__ void __launch_bounds__(1024) norm_rms_##T##_##V(T* y, T* sum, const T* x, const T* residual, const T* w, int d, \
                                                                       float eps, float unit) {                             \
-    rmsnorm_rows<T, V>(y, sum, x, residual, w, d, eps, unit);                                                                \
+    rmsnorm_rows<T, V, V == 1>(y, sum, x, residual, w, d, eps, unit);                                                        \
   }                                                                                                                          \
   extern "C" __global__ void __launch_bounds__(1024) norm_layer_##T##_##V(T* y, const T* x, const T* w, const T* b, int d, float eps) { \
     layernorm_rows<T, V>(y, x, w, b, d, eps);                                                                                \
@@ -144,6 +152,9 @@ __device__ __forceinline__ void layernorm_any(T* y, const T* x, const T* w, cons
   RMSNORM(T, 1)                                                                                                              \
   RMSNORM(T, 2)                                                                                                              \
   RMSNORM(T, 4)                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(1024) norm_rms_##T##_2_early(T* y, T* sum, const T* x, const T* residual, const T* w, int d, float eps, float unit) { \
+    rmsnorm_rows<T, 2, true>(y, sum, x, residual, w, d, eps, unit);                                                          \
+  }                                                                                                                          \
   extern "C" __global__ void norm_rms_##T##_any(T* y, T* sum, const T* x, const T* residual, const T* w, int d, float eps, float unit) { \
     rmsnorm_any<T>(y, sum, x, residual, w, d, eps, unit);                                                                    \
   }                                                                                                                          \

@@ -7,7 +7,8 @@
 // rounded values. The _any kernels take a pair a thread: every D, even rot and alignment, without head norms.
 // positions [T]; cos and sin f32 [max_positions, rot/2]. slots [T] is page*page_size + offset of each token in the pool
 // [slots, Hk, D], negative for a token that writes nothing. A position outside the table writes NaN rather than reading
-// past it. When early, positions, slots and the table are read before the launch in front has ended.
+// past it. When early, positions, slots and the table are read before the launch in front has ended; when stream, more is
+// written than L2 holds and the writes are the first to leave it.
 // Rows aligned to 16 bytes, D a multiple of 8, rot a multiple of 16; with head norms rot = D, D/16 a power of
 // two up to 32. No shared memory. Any arch. Paper: Su et al. 2021.
 #include "e4m3.cuh"
@@ -31,10 +32,15 @@ struct Params {
   const float* k_steps;  // [Hk], of pools of E4M3
   const float* v_steps;
   long q_stride, k_stride, v_stride, q_out_stride, k_out_stride;  // elements
-  int hq, hk, d, rot, max_positions, early;
+  int hq, hk, d, rot, max_positions, early, stream;
   float eps;
 };
 
+template <class T> __device__ __forceinline__ void write16(T* to, const Pack<T>& x, bool stream) {
+  const uint4& u = *reinterpret_cast<const uint4*>(&x);
+  if (stream) asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(u.x), "r"(u.y), "r"(u.z), "r"(u.w) : "memory");
+  else store16(to, x);
+}
 // A pack into a pool of its own type, or as codes.
 template <class T> __device__ __forceinline__ void put(T* to, const Pack<T>& x, float) { store16(to, x); }
 template <class T> __device__ __forceinline__ void put(e4m3* to, const Pack<T>& x, float step) {
@@ -144,7 +150,7 @@ __device__ __forceinline__ void rotary(const Params& p) {
       const float step = pool && p.k_steps ? p.k_steps[h] : 1.f;
 #pragma unroll
       for (int e = 0; e < PACKS; e++) {
-        if (out) store16(out + first + e * Pack<T>::N, pa[e]), store16(out + second + e * Pack<T>::N, pb[e]);
+        if (out) write16(out + first + e * Pack<T>::N, pa[e], p.stream), write16(out + second + e * Pack<T>::N, pb[e], p.stream);
         if (pool) put(pool + first + e * Pack<T>::N, pa[e], step), put(pool + second + e * Pack<T>::N, pb[e], step);
       }
     }

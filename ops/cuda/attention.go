@@ -15,7 +15,9 @@ type Pages struct {
 
 // AttentionDecode launches out[B,Hq,D] = attention of one query token a request over its cache, the split over the cache
 // and the merge included. The cache is dense (K, V [B,L,Hk,D] by strides, Lengths) or paged (K, V are pools, Pages).
-// With NewK and NewV [B,Hk,D] the last token of each paged request comes from there and is written to its page.
+// With NewK and NewV [B,Hk,D] the last token of each paged request comes from there and is written to its page. With KSteps
+// and VSteps the pools hold E4M3 codes. Lengths and the page table are read before the launch in front has ended, unless
+// they are Computed.
 type AttentionDecode struct {
 	Type                       DType
 	B, Hq, Hk, D               int
@@ -28,18 +30,35 @@ type AttentionDecode struct {
 	Mask                       Pointer
 	MaskStride                 int64   // bool [B,MaskStride], nonzero keeps; optional
 	NewK, NewV                 Pointer // optional
+	KSteps, VSteps             Pointer // optional, f32 [Hk]
 	Sinks                      Pointer // optional, f32 [Hq]
 	Window                     int     // tokens seen besides the own one; negative: all
 	Softcap                    float32 // 0: none
 	Scale                      float32 // 0: 1/sqrt(D)
 	Scratch                    Pointer // ScratchBytes
+	Ticket                     Pointer // optional, int32, 0 before and after: blocks share items out as they go, not beforehand
+	Computed                   bool    // the launch in front may write lengths or the page table
 }
 
 // attentionDims are the head dims that attention kernels exist for.
 var attentionDims = map[int]bool{32: true, 64: true, 96: true, 128: true, 192: true, 256: true}
 
-// decodeStages is the depth of the ring of a warp, by head dim.
+// decodeStages is the depth of the ring of a warp, by head dim; with codes it is 4.
 var decodeStages = map[int]int{32: 4, 64: 4, 96: 3, 128: 2, 192: 2, 256: 2}
+
+// shared is the shared memory of a block: the ring, the lines where the warps meet, and the table of requests.
+func (a AttentionDecode) shared() int {
+	_, rows, _ := a.shape()
+	size, stages := a.Type.Size(), decodeStages[a.D]
+	if !a.KSteps.IsNil() {
+		size, stages = 1, 4
+	}
+	line := size * a.D
+	if chunks := line / 16; chunks%8 != 0 && chunks != 4 {
+		line += 16
+	}
+	return stages*4*2*16*line + 4*rows*(a.D+4)*4 + (3*a.B+2)*4
+}
 
 func (a AttentionDecode) shape() (tiles, rows, splits int) {
 	group := a.Hq / max(1, a.Hk)
@@ -70,6 +89,10 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.NewK.IsNil() != a.NewV.IsNil() || !a.NewK.IsNil() && a.Pages == nil {
 		return fmt.Errorf("%s: new k and new v go together, with pages; got new k %v, new v %v", op, a.NewK, a.NewV)
 	}
+	codes := !a.KSteps.IsNil()
+	if codes != !a.VSteps.IsNil() || codes && (a.Pages == nil || !a.NewK.IsNil()) {
+		return fmt.Errorf("%s: steps of k and v go together, with pages and without new k and v; got k steps %v, v steps %v", op, a.KSteps, a.VSteps)
+	}
 	if err := aligned16(op, Arg{"q", a.Q}, Arg{"k", a.K}, Arg{"v", a.V}, Arg{"new k", a.NewK}, Arg{"new v", a.NewV}); err != nil {
 		return err
 	}
@@ -96,7 +119,7 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.RequestStride == 0 {
 		a.RequestStride = a.TokenStride * int64(a.MaxLength)
 	}
-	if a.TokenStride%8 != 0 || a.RequestStride%8 != 0 {
+	if a.TokenStride%8 != 0 || a.RequestStride%8 != 0 { // a head of codes is a multiple of 32
 		return fmt.Errorf("%s: strides must be multiples of 8 elements, got token %d, request %d", op, a.TokenStride, a.RequestStride)
 	}
 	if a.Scale == 0 {
@@ -105,26 +128,34 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.Window < 0 {
 		a.Window = -1
 	}
-	tiles, rows, splits := a.shape()
-	line := 2 * a.D
-	if a.D == 96 || a.D == 192 {
-		line += 16
+	merges := a.MaxLength > 64 // else one split
+	if !merges {
+		a.Ticket = Pointer{} // the merge puts it back
 	}
-	shared := decodeStages[a.D]*4*2*16*line + 4*rows*(a.D+4)*4 + (3*a.B+2)*4
-	perSM := max(1, min(3, q.Target().SharedSM/(shared+1024)))
+	tiles, _, splits := a.shape()
+	shared := a.shared()
+	perSM := max(1, min(3, q.Target().SharedSM/(shared+2048)))
 	grid := min(q.Target().SMs*perSM, a.B*splits*a.Hk*tiles)
+	overlap, early := q.Target().Hopper(), int32(0)
+	if overlap && !a.Computed {
+		early = 1
+	}
+	// A grid that leaves places empty must not start early: its blocks would crowd where the launches in front end first.
+	full := grid == q.Target().SMs*perSM
+	if codes {
+		kind += "_e4m3"
+	}
 	args := []Arg{
 		{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}, {"lengths", a.Lengths}, {"page_indptr", pages.Indptr}, {"page_indices", pages.Indices},
-		{"last_page_len", pages.LastPageLen}, {"mask", a.Mask}, {"new_k", a.NewK}, {"new_v", a.NewV}, {"sinks", a.Sinks}, {"scratch", a.Scratch},
+		{"last_page_len", pages.LastPageLen}, {"mask", a.Mask}, {"new_k", a.NewK}, {"new_v", a.NewV}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"scratch", a.Scratch}, {"ticket", a.Ticket},
 		{"request_stride", a.RequestStride}, {"token_stride", a.TokenStride}, {"head_stride", int64(a.D)}, {"mask_stride", a.MaskStride},
-		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)},
+		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)}, {"early", early},
 		{"scale", a.Scale}, {"softcap", a.Softcap}}
-	overlap := q.Target().Hopper()
-	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Args: args}); err != nil {
+	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Overlap: overlap && full, Args: args}); err != nil {
 		return err
 	}
-	if a.MaxLength <= 64 {
-		return nil // one split
+	if !merges {
+		return nil
 	}
 	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_merge_%s_%v_%d", merge, a.Type, a.D), Grid: [3]int{a.Hq, a.B, 1}, Block: a.D, Overlap: overlap, Args: args})
 }

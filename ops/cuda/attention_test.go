@@ -59,6 +59,7 @@ type decodeCase struct {
 	lengths                    []int
 	hq, hk, d, page            int // page 0: dense
 	mask, sinks, append, empty bool
+	codes                      bool // E4M3
 	window                     int
 	softcap                    float64
 }
@@ -77,6 +78,14 @@ var decodeCases = []decodeCase{
 	{lengths: []int{1500, 3}, hq: 16, hk: 4, d: 256, page: 16, window: 1000, softcap: 30},
 	{lengths: []int{256, 70}, hq: 8, hk: 1, d: 256, window: -1, mask: true},
 	{lengths: []int{20000}, hq: 4, hk: 1, d: 128, page: 16, window: -1},
+	{lengths: []int{5000, 1, 40000}, hq: 1, hk: 1, d: 32, page: 64, window: -1},
+	{lengths: []int{63, 0, 65, 1000}, hq: 8, hk: 2, d: 128, page: 16, window: -1, codes: true},
+	{lengths: []int{17, 300, 1}, hq: 4, hk: 4, d: 128, page: 1, window: -1, codes: true},
+	{lengths: []int{700, 90, 33}, hq: 6, hk: 2, d: 96, page: 256, window: 64, codes: true},
+	{lengths: []int{500, 40}, hq: 40, hk: 1, d: 32, page: 8, window: -1, codes: true, sinks: true},
+	{lengths: []int{200, 333}, hq: 4, hk: 2, d: 192, page: 32, window: -1, codes: true, softcap: 20},
+	{lengths: []int{1500, 3}, hq: 16, hk: 4, d: 256, page: 16, window: 1000, codes: true},
+	{lengths: []int{129, 64, 5}, hq: 8, hk: 2, d: 64, page: 2, window: -1, codes: true},
 }
 
 func TestDeviceAttentionDecode(t *testing.T) {
@@ -123,6 +132,17 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 	q := normal(r, dt, B*c.hq*c.d, 1)
 	ks, vs := normal(r, dt, B*longest*width, 1), normal(r, dt, B*longest*width, 1) // [B,longest,Hk,D]
 	nan := math.NaN()
+	kSteps, vSteps := make([]float64, c.hk), make([]float64, c.hk)
+	code := func(x, step float64) byte { return encode(E4M3, []float64{x / step})[0] }
+	if c.codes {
+		for i := range c.hk {
+			kSteps[i], vSteps[i] = float64(float32(0.02*float64(i+1))), float64(float32(0.05/float64(i+1)))
+		}
+		for i := range ks {
+			h := i / c.d % c.hk
+			ks[i], vs[i] = kSteps[h]*decode(E4M3, []byte{code(ks[i], kSteps[h])})[0], vSteps[h]*decode(E4M3, []byte{code(vs[i], vSteps[h])})[0]
+		}
+	}
 	a := AttentionDecode{Type: dt, B: B, Hq: c.hq, Hk: c.hk, D: c.d, Q: b.put(dt, q), Out: b.out(dt, B*c.hq*c.d), LSE: b.out(F32, B*c.hq), MaxLength: longest, Window: c.window, Softcap: float32(c.softcap)}
 	var pool, poolV []float64
 	var pages paged
@@ -141,7 +161,22 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 				copy(poolV[pages.slot(i, j, c.page)*width:], vs[(i*longest+j)*width:][:width])
 			}
 		}
-		a.K, a.V = b.put(dt, pool), b.put(dt, poolV)
+		if c.codes {
+			encoded := func(x, steps []float64) Pointer {
+				data := make([]byte, len(x))
+				for i, v := range x {
+					if data[i] = 0x7f; v == v {
+						data[i] = code(v, steps[i/c.d%c.hk])
+					}
+				}
+				p := b.alloc(len(data)).Pointer
+				require.NoError(t, b.d.Upload(p, data))
+				return p
+			}
+			a.K, a.V, a.KSteps, a.VSteps = encoded(pool, kSteps), encoded(poolV, vSteps), b.put(F32, kSteps), b.put(F32, vSteps)
+		} else {
+			a.K, a.V = b.put(dt, pool), b.put(dt, poolV)
+		}
 		a.Pages = &Pages{PageSize: c.page, Indptr: b.ints(pages.indptr...), Indices: b.ints(append(pages.indices, 0)...), LastPageLen: b.ints(pages.last...)}
 	}
 	if c.append {
@@ -214,6 +249,15 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 			require.Equal(t, vs[(i*longest+n-1)*width:][:width], gotV[s:s+width])
 		}
 	}
+	if c.page > 0 && !c.append && B > 1 { // alone, with its part of the page table
+		one := a
+		one.B, one.Out, one.LSE = 1, b.out(dt, c.hq*c.d), Pointer{}
+		one.Q = a.Q.At(int64((B-1)*c.hq*c.d) * int64(dt.Size()))
+		first := pages.indptr[B-1]
+		one.Pages = &Pages{PageSize: c.page, Indptr: b.ints(0, pages.indptr[B]-first), Indices: b.ints(append(pages.indices[first:], 0)...), LastPageLen: b.ints(pages.last[B-1])}
+		b.run(one)
+		require.Equal(t, got[(B-1)*c.hq*c.d:], b.get(dt, one.Out, c.hq*c.d), "alone it has other bits than in the batch")
+	}
 	if c.page == 0 && !c.mask && B > 1 { // the last request alone has the bits that it had in the batch
 		one := a
 		one.B, one.Out, one.LSE = 1, b.out(dt, c.hq*c.d), Pointer{}
@@ -226,7 +270,7 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 }
 
 func (b *bench) decodeScratch(a *AttentionDecode) {
-	a.Scratch = b.alloc(int(a.ScratchBytes())).Pointer
+	a.Scratch, a.Ticket = b.alloc(int(a.ScratchBytes())).Pointer, b.ints(0)
 }
 
 func TestDeviceSpeedDecode(t *testing.T) {
@@ -266,7 +310,9 @@ func TestDeviceSpeedDecode(t *testing.T) {
 	for _, c := range []struct {
 		lengths []int
 		page    int
-	}{{same(1, 4096), 16}, {same(1, 32768), 16}, {same(16, 4096), 1}, {same(16, 4096), 16}, {same(16, 4096), 64}, {same(64, 4096), 1}, {same(64, 4096), 16}, {skew, 16}} {
+		pool    DType
+	}{{same(1, 4096), 16, BF16}, {same(1, 32768), 16, BF16}, {same(16, 4096), 1, BF16}, {same(16, 4096), 16, BF16}, {same(16, 4096), 64, BF16}, {same(64, 4096), 1, BF16}, {same(64, 4096), 16, BF16}, {skew, 16, BF16},
+		{same(1, 4096), 16, E4M3}, {same(16, 4096), 16, E4M3}, {same(64, 4096), 16, E4M3}, {same(64, 4096), 1, E4M3}} {
 		total, longest := 0, 0
 		for _, n := range c.lengths {
 			total += n
@@ -275,16 +321,20 @@ func TestDeviceSpeedDecode(t *testing.T) {
 		const hq, hk, d = 32, 8, 128
 		p := shuffledPages(r, c.lengths, c.page)
 		per := p.pages * c.page * hk * d
-		sets := max(1, min(8, int(3e8)/(4*per)+1))
-		k, v := kv(sets * per)
+		size := c.pool.Size()
+		sets := max(1, min(8, int(3e8)/(2*size*per)+1))
+		k, v := b.random(c.pool, sets*per, 1), b.random(c.pool, sets*per, 1)
 		a := AttentionDecode{Type: BF16, B: len(c.lengths), Hq: hq, Hk: hk, D: d, Q: b.random(BF16, len(c.lengths)*hq*d, 1), Out: b.out(BF16, len(c.lengths)*hq*d), MaxLength: longest, Window: -1,
 			Pages: &Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(p.indices...), LastPageLen: b.ints(p.last...)}}
+		if c.pool == E4M3 {
+			a.KSteps, a.VSteps = b.random(F32, hk, 0.01), b.random(F32, hk, 0.01)
+		}
 		b.decodeScratch(&a)
 		us := clock(t, b.d, 20, func(q Queue, i int) error {
-			a.K, a.V = k.At(int64(i%sets*per)*2), v.At(int64(i%sets*per)*2)
+			a.K, a.V = k.At(int64(i%sets*per*size)), v.At(int64(i%sets*per*size))
 			return a.Launch(q)
 		})
-		row(t, "decode paged", fmt.Sprintf("B%d tokens %d longest %d page %d", len(c.lengths), total, longest, c.page), us, 4*float64(total*hq*d), 4*float64(total*hk*d))
+		row(t, "decode paged", fmt.Sprintf("B%d tokens %d longest %d page %d %v", len(c.lengths), total, longest, c.page, c.pool), us, 4*float64(total*hq*d), 2*float64(size*total*hk*d))
 		b.freeAll()
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/ops/optest"
 )
 
 var openOnce = sync.OnceValues(func() (*Device, error) { return Open(0) })
@@ -62,9 +64,32 @@ func encode(dt DType, x []float64) []byte {
 			b = binary.LittleEndian.AppendUint16(b, uint16(u>>16))
 		case F16:
 			b = binary.LittleEndian.AppendUint16(b, f16bits(v))
+		case E4M3:
+			b = append(b, e4m3Code(v))
 		}
 	}
 	return b
+}
+
+// e4m3Values are those of all codes.
+var e4m3Values = func() (v [256]float64) {
+	for i := range v {
+		v[i] = optest.E4M3.Decode(uint16(i))
+	}
+	return v
+}()
+
+// e4m3Code finds the code by the exponent; every test value is below 448.
+func e4m3Code(v float64) byte {
+	sign := byte(0)
+	if math.Signbit(v) {
+		sign, v = 0x80, -v
+	}
+	_, e := math.Frexp(v)
+	if e = max(e, -5); v < math.Ldexp(1, -6) {
+		return sign | byte(math.RoundToEven(math.Ldexp(v, 9)))
+	}
+	return sign + byte((e+6)<<3) + byte(math.RoundToEven(math.Ldexp(v, 4-e))) - 8
 }
 
 // f16bits rounds to nearest even; every test value is within range.
@@ -93,6 +118,8 @@ func decode(dt DType, b []byte) []float64 {
 			x[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
 		case BF16:
 			x[i] = float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16))
+		case E4M3:
+			x[i] = e4m3Values[b[i]]
 		case F16:
 			u := binary.LittleEndian.Uint16(b[2*i:])
 			e, m := int(u>>10&31), float64(u&1023)

@@ -90,7 +90,7 @@ func attentionBody(c *Call) error {
 			return g.Launch(c)
 		}
 		d := AttentionDecode{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Out: g.Out, Q: g.Q, K: g.K, V: g.V, Lengths: g.KVLen, MaxLength: g.Lk, Window: g.Window, Softcap: g.Softcap, Scale: g.Scale}
-		d.Scratch = c.Scratch(d.ScratchBytes())
+		d.Scratch, d.Ticket = c.Scratch(d.ScratchBytes()), c.Flags(4)
 		return d.Launch(c)
 	}
 	return AttentionPrefill{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Lq: g.Lq, Lk: g.Lk, Out: g.Out, Q: g.Q, K: g.K, V: g.V, LSE: g.LSE, Causal: g.Causal, Window: g.Window,
@@ -276,22 +276,28 @@ func pagedBody(c *Call) error {
 	}
 	c.Check([4]any{r, tokens, size, pages}, r.check(tokens, size, pages))
 	ragged := &Ragged{Pages: Pages{PageSize: size, Indptr: indptr, Indices: indices, LastPageLen: last}, Tokens: tokens, PoolTokens: pages * size, QoIndptr: qo}
-	if d != lastDim(v) || pool != c.Type() || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d) != nil {
+	// The general kernel, for all rows or for those of requests that bring several tokens.
+	group := hq / hk
+	general := func(t tiling) error {
 		g := AttentionGeneral{Type: c.Type(), KV: pool, B: r.qo.Dim(0) - 1, Hq: hq, Hk: hk, D: d, Dv: lastDim(v), Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
 			Ragged: ragged, Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
 		if c.Needs(1) {
 			g.LSE = c.Output(1)
 		}
-		ragged.Tiles = tokens*(hq/hk)/GeneralRows + g.B + 1
-		ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: GeneralRows, group: hq / hk, n: ragged.Tiles, tokens: tokens})
+		t.rows, t.group, t.n = GeneralRows, group, tokens*group/GeneralRows+g.B+1
+		ragged.Tiles = t.n
+		ragged.TileBatch, ragged.TileIndex = c.tiles(r, t)
 		return g.Launch(c)
+	}
+	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d) != nil || pool == E4M3 && tokens > mostDecode {
+		return general(tiling{tokens: tokens})
 	}
 	if tokens <= mostDecode {
 		rowIndptr, rowIndices, rowLast := c.decodeTable(r, tokens)
 		a := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp,
-			Pages:     &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast},
+			KSteps: kSteps, VSteps: vSteps, Pages: &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast},
 			MaxLength: longest(c.In[0], min(c.In[5].Dim(0), pages)*size), Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
-		a.Scratch = c.Scratch(a.ScratchBytes())
+		a.Scratch, a.Ticket = c.Scratch(a.ScratchBytes()), c.Flags(4)
 		if err := a.Launch(c); err != nil {
 			return err
 		}
@@ -301,6 +307,9 @@ func pagedBody(c *Call) error {
 		c.p.several(r, func(f graph.Feeds) bool { return r.mixed(f) })
 		c.mixed = true
 		defer func() { c.mixed = false }()
+		if pool == E4M3 {
+			return general(tiling{several: true})
+		}
 	} else if err := c.Fill(c.Output(0), 0, int64(tokens*hq*d*c.Type().Size())); err != nil {
 		return err
 	}

@@ -26,7 +26,11 @@ func (n RMSNorm) Launch(q Queue) error {
 	if err != nil || n.Rows == 0 {
 		return err
 	}
-	return q.Launch(Launch{Kernel: "norm_rms_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: q.Target().Hopper() && !n.Computed, Args: []Arg{
+	overlap := q.Target().Hopper() && !n.Computed
+	if packs := n.D * n.Type.Size() / 16; n.Rows <= fewRows && packs > 256 && packs <= 2048 && variant != n.Type.String()+"_any" {
+		variant, block = n.Type.String()+"_2_early", (ceilDiv(packs, 2)+31)/32*32
+	}
+	return q.Launch(Launch{Kernel: "norm_rms_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: overlap, Args: []Arg{
 		{"y", n.Y}, {"sum", n.Sum}, {"x", n.X}, {"residual", n.Residual}, {"w", n.W}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 
@@ -48,8 +52,11 @@ func (n LayerNorm) Launch(q Queue) error {
 		{"y", n.Y}, {"x", n.X}, {"w", n.W}, {"b", n.B}, {"d", int32(n.D)}, {"eps", n.Eps}}})
 }
 
-// normShape picks the kernel for a row width: as few packs a thread as 256 threads allow (1024 when few rows leave the GPU
-// idle), then more packs, then more threads; the _any kernel for widths or addresses that are not whole packs.
+// fewRows leave the GPU idle: latency counts there, bandwidth above.
+const fewRows = 512
+
+// normShape picks the kernel for a row width: as few packs a thread as 256 threads allow (1024 with few rows), then more
+// packs, then more threads; the _any kernel for widths or addresses that are not whole packs.
 func normShape(op string, t DType, rows, d int, pointers ...Pointer) (variant string, block int, err error) {
 	if rows < 0 || d < 1 {
 		return "", 0, fmt.Errorf("%s: rows >= 0 and d >= 1 are required, got rows %d, d %d", op, rows, d)
@@ -64,7 +71,7 @@ func normShape(op string, t DType, rows, d int, pointers ...Pointer) (variant st
 		return t.String() + "_any", min(1024, (d+31)/32*32), nil
 	}
 	v, most := 1, 256
-	if rows <= 512 {
+	if rows <= fewRows {
 		most = 1024
 	}
 	for v < 4 && ceilDiv(packs, v) > most {
