@@ -46,7 +46,7 @@ var cudaForward = map[string]bool{
 	"layernorm":         true,
 	"nll":               true,
 	"linear":            true,
-	"merge_states":     true,
+	"merge_states":      true,
 	"paged_attention":   true,
 	"quantize":          true,
 	"reshape":           true,

@@ -393,6 +393,7 @@ __device__ __forceinline__ void decode(const Params& p) {
     int behind = blockIdx.x + (nth + 2) * gridDim.x;
     if (threadIdx.x == 0 && p.ticket && 2 * (int)gridDim.x < work.items) behind = 2 * gridDim.x + atomicAdd(p.ticket, 1);
     const Item w = work.item(index);
+    if (load.waits) work.settle(load, warp, tickets, nth + 1);  // a warp without a tile in the item keeps up too
     const int head0 = w.head * group + w.tile * HEADS, live_rows = min(HEADS, group - w.tile * HEADS);
     Products<T, KV, D, LAYOUT> products;
     products.query(p, (const T*)p.q + ((long)w.request * p.hq + head0 + g) * D, g < live_rows, w.head);

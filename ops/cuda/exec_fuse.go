@@ -123,8 +123,8 @@ func (p *program) appendGroup(i int) (*appendSteps, error) {
 	var errs [5]error
 	g.r.KPool, errs[0] = g.c.InputAs(0, pool)
 	g.r.VPool, errs[1] = g.v.InputAs(0, pool)
-	g.r.KSteps, errs[2] = g.c.steps(3)
-	g.r.VSteps, errs[3] = g.v.steps(3)
+	g.r.KSteps, errs[2] = g.c.poolSteps(3)
+	g.r.VSteps, errs[3] = g.v.poolSteps(3)
 	errs[4] = g.c.inputs(2, &g.r.Slots)
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

@@ -241,7 +241,7 @@ const mostDecode = 1024
 // poolType is the type that the keys or values of input i have on the device.
 func (c *Call) poolType(i int) DType {
 	if param := rootOf(c.In[i]).Param(); param != nil && param.State {
-		if dt, ok := stateType(param, c.p.compute); ok {
+		if dt, ok := c.p.stateType(param); ok {
 			return dt
 		}
 	}
@@ -405,8 +405,8 @@ func (p *program) several(key any, f func(graph.Feeds) bool) {
 	}
 }
 
-// steps are the steps of a pool of E4M3, input i where there is one.
-func (c *Call) steps(i int) (Pointer, error) {
+// poolSteps are the steps of a pool of E4M3, input i where there is one.
+func (c *Call) poolSteps(i int) (Pointer, error) {
 	if i >= len(c.In) {
 		return Pointer{}, nil
 	}
@@ -422,7 +422,7 @@ func appendPagesBody(c *Call) error {
 	a := Append{Type: c.Type(), PoolType: c.poolType(0), T: t.Shape[0], Columns: t.Shape[1] * t.Shape[2], Heads: t.Shape[1]}
 	var errs [3]error
 	a.Pool, errs[0] = c.InputAs(0, a.PoolType)
-	a.Steps, errs[1] = c.steps(3)
+	a.Steps, errs[1] = c.poolSteps(3)
 	errs[2] = c.inputs(1, &a.X, &a.Slots)
 	if err := errors.Join(errs[:]...); err != nil {
 		return err

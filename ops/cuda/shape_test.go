@@ -105,7 +105,7 @@ func TestDeviceSpeedLlamaShape(t *testing.T) {
 			}
 			return p
 		}, b.ints(positions...), b.ints(slots...), b.ints(ids...), func(l int, q, out Pointer) interface{ Launch(Queue) error } {
-			return AttentionDecode{Type: BF16, B: B, Hq: shapeHq, Hk: shapeHk, D: shapeHead, Q: q, K: s.k[l], V: s.v[l], Out: out, Pages: pages, MaxLength: context, Window: -1, Scratch: s.scratch.At(16 << 20)}
+			return AttentionDecode{Type: BF16, B: B, Hq: shapeHq, Hk: shapeHk, D: shapeHead, Q: q, K: s.k[l], V: s.v[l], Out: out, Pages: pages, MaxLength: context, Window: -1, Scratch: s.scratch.At(16 << 20), Ticket: s.flags}
 		})
 		sampling.Logits = logits
 		us := s.time(append(list, sampling))
