@@ -40,11 +40,27 @@ func streamBF16(t *codedTile)
 //go:noescape
 func streamF16(t *codedTile)
 
+//go:noescape
+func streamQ8_0(t *codedTile)
+
+//go:noescape
+func streamQ4_0(t *codedTile)
+
+//go:noescape
+func streamQ4_1(t *codedTile)
+
 // stream runs the tile.
 func (t *codedTile) stream(c Coding) {
-	if c == CodedBF16 {
+	switch c {
+	case CodedBF16:
 		streamBF16(t)
-		return
+	case CodedF16:
+		streamF16(t)
+	case CodedQ8_0:
+		streamQ8_0(t)
+	case CodedQ4_0:
+		streamQ4_0(t)
+	default:
+		streamQ4_1(t)
 	}
-	streamF16(t)
 }

@@ -35,7 +35,7 @@ type codedTile struct {
 func (a *codedArgs) streams() bool {
 	half := int(a.order) / 2
 	return gemmKernel >= avx512Kernel && a.m > 0 && a.m <= gemmFew && a.k > 0 && a.k%32 == 0 &&
-		(a.coding == CodedBF16 || a.coding == CodedF16) && half%codedTileCols == 0
+		half%codedTileCols == 0
 }
 
 // streamCols is the columns of a unit.
@@ -163,6 +163,7 @@ func (t *codedTile) fetch(a *codedArgs, j int) {
 	}
 	t.ahead, t.step = t.next, t.ldw
 	switch {
+	case a.coding.Blocks(): // the next tile, from its first byte to its last
 	case codedTileCols*t.ldw <= streamLinear:
 		t.step = 1 << 10
 	case a.k > 512:
