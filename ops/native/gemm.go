@@ -18,6 +18,7 @@ const (
 	gemmABlock   = gemmMC * gemmAStride
 	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
 	gemmSets     = 512         // rows of A that far apart fall on too few cache sets to be read where they lie
+	gemmBand     = 4           // blocks of rows that a block of columns is used for before the next one
 	gemmSpan     = 512         // elements of k that a launch takes: its part of packed B, 512 KB in float32, stays in L2
 	gemmPackCols = 64          // columns of B that one unit packs
 	gemmFew      = 4           // rows that are read where they lie, whatever their stride; the stream tile has as many
@@ -199,9 +200,15 @@ func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
 // gemmUnit computes one block of gemmMC rows and nc columns of C.
 func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	nr := tileCols[T]()
-	i0 := unit % g.mBlocks * g.mc
+	// Units that follow each other share the columns of B for a few blocks of
+	// rows, and workers who begin far from each other have rows of their own.
+	nBlocks := ceilDiv(g.n, g.nc)
+	band := unit / (gemmBand * nBlocks) * gemmBand
+	height := min(gemmBand, g.mBlocks-band)
+	unit -= band * nBlocks
+	i0 := (band + unit%height) * g.mc
 	i1 := min(i0+g.mc, g.m)
-	j0 := unit / g.mBlocks * g.nc
+	j0 := unit / height * g.nc
 	j1 := min(j0+g.nc, g.n)
 	t := g.firstPass()
 	if g.k0 > 0 {

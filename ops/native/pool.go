@@ -44,7 +44,7 @@ func (k *kernel[A]) launch(n int, args A) {
 	for range helpers {
 		pool.submit(&c.batch)
 	}
-	c.work()
+	c.work(0)
 	c.wait()
 	p := c.panicked.Swap(nil)
 	c.release()
@@ -92,28 +92,47 @@ type call[A any] struct {
 type batch struct {
 	unit     func(i int)
 	recycle  func()
-	n        int64
-	next     atomic.Int64 // next unit to hand out
+	parts    []part       // of the units, one for each who shares the work
 	left     atomic.Int64 // units not finished
 	refs     atomic.Int64 // the caller and the queue entries that still point here
 	panicked atomic.Pointer[any]
 	done     chan struct{}
 }
 
+// part is a run of units. Each worker begins with its own, so that from launch to
+// launch the same rows are the same core's, whose cache holds them; then it helps
+// with the others.
+type part struct {
+	next atomic.Int64 // next unit to hand out
+	end  int64
+	_    [48]byte // a cache line
+}
+
 func (b *batch) start(n, helpers int) {
-	b.n = int64(n)
-	b.next.Store(0)
+	parts := helpers + 1
+	if cap(b.parts) < parts {
+		b.parts = make([]part, parts)
+	}
+	b.parts = b.parts[:parts]
+	for i := range b.parts {
+		b.parts[i].next.Store(int64(n * i / parts))
+		b.parts[i].end = int64(n * (i + 1) / parts)
+	}
 	b.left.Store(int64(n))
 	b.refs.Store(int64(helpers) + 1)
 }
 
-func (b *batch) work() {
-	for {
-		i := b.next.Add(1) - 1
-		if i >= b.n {
-			return
+// work runs units, those of part mine first.
+func (b *batch) work(mine int) {
+	for k := range b.parts {
+		p := &b.parts[(mine+k)%len(b.parts)]
+		for {
+			i := p.next.Add(1) - 1
+			if i >= p.end {
+				break
+			}
+			b.one(int(i))
 		}
-		b.one(int(i))
 	}
 }
 
@@ -200,12 +219,12 @@ func (w *workers) grow() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for w.running.Load() < int64(Workers()-1) {
-		w.running.Add(1)
+		mine := int(w.running.Add(1)) // the caller's part is 0
 		go func() {
 			debug.SetPanicOnFault(true) // a weight whose file was cut short is a panic, which the caller gets
 			for {
 				b := w.next()
-				b.work()
+				b.work(mine)
 				b.release()
 			}
 		}()
