@@ -170,6 +170,7 @@ func (m *modelJSON) buildBPE(t *Tokenizer, p *pipeline) error {
 	if err != nil {
 		return fmt.Errorf("BPE: merges: %w", err)
 	}
+	t.vocab = newVocabulary(len(vocab))
 	for token, id := range vocab {
 		if id < 0 {
 			return fmt.Errorf("BPE: vocab: token %q has the negative id %d", token, id)
