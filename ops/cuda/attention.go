@@ -140,8 +140,6 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if overlap && !a.Computed {
 		early = 1
 	}
-	// A grid that leaves places empty must not start early: its blocks would crowd where the launches in front end first.
-	full := grid == q.Target().SMs*perSM
 	if codes {
 		kind += "_e4m3"
 	}
@@ -151,7 +149,8 @@ func (a AttentionDecode) Launch(q Queue) error {
 		{"request_stride", a.RequestStride}, {"token_stride", a.TokenStride}, {"head_stride", int64(a.D)}, {"mask_stride", a.MaskStride},
 		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)}, {"early", early},
 		{"scale", a.Scale}, {"softcap", a.Softcap}}
-	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Overlap: overlap && full, Args: args}); err != nil {
+	// No overlap with the launch in front: blocks that find a place late hold their first items back.
+	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Args: args}); err != nil {
 		return err
 	}
 	if !merges {
