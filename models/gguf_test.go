@@ -15,6 +15,7 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/tokenizer"
+	"github.com/seafan/seafan/ops"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -323,6 +324,25 @@ func FuzzOpenGGUF(f *testing.F) {
 		f.Add(whole[:len(whole)/2])
 		f.Add(bytes.ReplaceAll(whole, []byte{8, 0, 0, 0}, []byte{255, 255, 255, 255}))
 		f.Add(ggufOf(m, func(g *ggufFile) { g.key("tokenizer.ggml.model", "gpt2"); g.key("tokenizer.ggml.pre", "smollm") }))
+	}
+	latent := &models.Latent{KVRank: 4, Nope: 2, Rope: 2, V: 4}
+	experts := &models.Experts{Router: ops.Router{Experts: 2, TopK: 1, Sigmoid: true, Groups: 1, KeepGroups: 1, Scale: 1}, FFN: 4, Shared: 4, Bias: true, Dense: []bool{false}}
+	for _, c := range []models.Config{
+		{Type: "qwen3_moe", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 1, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, QKNorm: true,
+			Experts: &models.Experts{Router: ops.Router{Experts: 2, TopK: 1, Renormalize: true}, FFN: 4, Dense: []bool{false}}},
+		{Type: "deepseek_v3", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, Latent: latent, Experts: experts},
+		{Type: "kimi_linear", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, Latent: latent, Experts: experts,
+			NoRope: []bool{true}, Delta: &models.Delta{Heads: 2, HeadDim: 4, Width: 2, Layers: []bool{true}}},
+	} {
+		m, err := models.New(c)
+		require.NoError(f, err)
+		require.NoError(f, m.Init(1))
+		whole := ggufOf(m, nil)
+		path := filepath.Join(f.TempDir(), "model.gguf")
+		require.NoError(f, os.WriteFile(path, whole, 0o666))
+		_, err = models.Open(path)
+		require.NoError(f, err)
+		f.Add(whole)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		path := filepath.Join(t.TempDir(), "model.gguf")
