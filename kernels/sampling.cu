@@ -325,46 +325,33 @@ template <class T> __device__ __forceinline__ void sampling_draw(const Params<T>
       if (tid == 0) p.token[row] = ~(uint32_t)best;
       return;
     }
-    // In the order of the ids: a thread owns a run, the runs are summed, the run that the draw falls into is looked at token by
-    // token. Who has the end of a run and who has the beginning of the next compare with the same number.
+    // In the order of the ids: a thread owns a run, the runs are summed, one thread finds the run, its owner the token.
     const int run = (V + THREADS - 1) / THREADS, first = min(V, tid * run), end = min(V, first + run);
     double sum = 0;
 #pragma unroll 1
     for (int i = first; i < end; i++) sum += weight(z.key(i), top, temperature);
-    double* ends = (double*)list;
-    for (int o = 1; o < 32; o *= 2) {
-      const double y = __shfl_up_sync(~0u, sum, o);
-      if (lane >= o) sum += y;
+    double* runs = (double*)list;
+    runs[tid] = sum;
+    __syncthreads();
+    double total = 0, before = 0;
+    for (int i = 0; i < THREADS; i++) {
+      if (i == tid) before = total;
+      total += runs[i];
     }
-    if (lane == 31) scratch[tid / 32] = sum;
-    __syncthreads();
-    double warps = 0;
-    for (int i = 0; i < tid / 32; i++) warps += scratch[i];
-    ends[tid] = warps + sum;
-    if (tid == 0) above = -1;
-    __syncthreads();
-    const double u = draw(d) * ends[THREADS - 1], before = tid ? ends[tid - 1] : 0;
-    if (u >= before && u < ends[tid]) atomicMax(&above, tid);
-    __syncthreads();
-    const int owner = above;
-    if (owner >= 0) {
-      const int from = owner * run, n = min(V, from + run) - from;
-      const double below = owner ? ends[owner - 1] : 0;
-      double* weights = (double*)counts;  // 1024 at a time
-      double at = below;
-      bool found = false;
-      for (int part = 0; part < n && !found; part += THREADS) {
-        if (part + tid < n) weights[tid] = weight(z.key(from + part + tid), top, temperature);
-        __syncthreads();
-        for (int i = 0; i < min(n - part, THREADS) && !found; i++) {
-          const double w = weights[i];
-          at += w;
-          found = u < at;
-          if (tid == 0 && w > 0) chosen = from + part + i;
-        }
-        __syncthreads();
+    const double u = draw(d) * total;
+    if (u >= before && u < before + sum) {
+      double at = before;
+      int last = -1;
+#pragma unroll 1
+      for (int i = first; i < end; i++) {
+        const double w = weight(z.key(i), top, temperature);
+        if (w > 0) last = i;
+        at += w;
+        if (u < at) break;
       }
+      atomicMax(&chosen, last);
     }
+    __syncthreads();
     if (tid == 0) p.token[row] = chosen >= 0 ? chosen : ~(uint32_t)best;
     return;
   }
