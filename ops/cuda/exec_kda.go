@@ -341,7 +341,7 @@ func shortConvSlotsBody(c *Call) error {
 }
 
 // checkDecay tests a log-decay that is fed.
-func (c *Call) checkDecay(i int, op string) {
+func (c *Call) checkDecay(i int) {
 	n := c.In[i]
 	if n.Op() != nil || n.Param() != nil || n.Const() != nil {
 		return
@@ -349,10 +349,7 @@ func (c *Call) checkDecay(i int, op string) {
 	hv, dk := n.Dim(-2), n.Dim(-1)
 	c.Check([2]any{"decay", n}, func(f graph.Feeds) error {
 		g, _ := f[n.Name()].([]float32)
-		if err := cpu.CheckKDADecay(g, hv, dk); err != nil {
-			return fmt.Errorf("%s: %w", op, err)
-		}
-		return nil
+		return cpu.CheckKDADecay(g, hv, dk)
 	})
 }
 
@@ -380,7 +377,7 @@ func kdaBody(c *Call) error {
 			return err
 		}
 	}
-	c.checkDecay(3, op)
+	c.checkDecay(3)
 	return c.kdaTokens(t, s, o.Recurrent)
 }
 
@@ -406,7 +403,7 @@ func kdaSlotsBody(c *Call) error {
 	if err := errors.Join(c.inputs(0, &d.Q, &d.K, &d.V), c.wide(3, &d.G, &d.Beta, &d.State)); err != nil {
 		return err
 	}
-	c.checkDecay(3, op)
+	c.checkDecay(3)
 	if !byRow {
 		if err := c.Fill(d.Out, 0, int64(tokens*d.HV*d.DV*c.Type().Size())); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops"
 )
 
 // recurrent is a model of KDA layers alone.
@@ -97,6 +99,32 @@ func TestExecutorPreparesSequences(t *testing.T) {
 	require.ErrorContains(t, p.stage(feeds, mem), "kda: row 3 has slot 5, the pool has 5")
 	feeds[models.PackedStateSlots], feeds[models.PackedQOIndptr] = []int32{2, 0, -1, 4, 1}, []int32{0, 1, 4, 3, 70, 71}
 	require.ErrorContains(t, p.stage(feeds, mem), "qo_indptr must not decrease")
+}
+
+// A fed decay that grows or is not finite, and borders that do not cut the tokens, are refused with their place before anything
+// runs.
+func TestK06_PositiveDecayIsRefusedBeforeTheDevice(t *testing.T) {
+	b := graph.New()
+	in := func(name string, dims ...int) *graph.Node { return b.Input(name, dtype.Float32, dims...) }
+	o, state := ops.KDA(in("q", 6, 1, 16), in("k", 6, 1, 16), in("v", 6, 1, 16), in("g", 6, 1, 16), in("beta", 6, 1), ops.KDAOptions{Cu: b.Input("cu", dtype.Int32, 3)})
+	plan, err := b.Plan(o, state)
+	require.NoError(t, err)
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	g := make([]float32, 96)
+	feeds := graph.Feeds{"q": make([]float32, 96), "k": make([]float32, 96), "v": make([]float32, 96), "g": g, "beta": make([]float32, 6), "cu": []int32{0, 2, 6}}
+	mem := make([]byte, p.fed.bytes)
+	require.NoError(t, p.stage(feeds, mem))
+	for _, x := range []struct {
+		bad  float64
+		text string
+	}{{5, "5"}, {math.NaN(), "NaN"}, {math.Inf(-1), "-Inf"}} {
+		g[2*16+3] = float32(x.bad)
+		require.EqualError(t, p.stage(feeds, mem), "cuda: kda: g must be finite and at most 0 (it is the logarithm of a decay): g[2,0,3] is "+x.text)
+	}
+	g[2*16+3] = -1
+	feeds["cu"] = []int32{0, 2, 5}
+	require.EqualError(t, p.stage(feeds, mem), "cuda: kda: cu_seqlens: must end at the number of tokens 6, ends at 5")
 }
 
 func hasInput(p *program, name string) bool {
