@@ -144,6 +144,30 @@ func TestA13_ChunksOfAPrompt(t *testing.T) {
 	}
 }
 
+// TestChunksInBF16 holds the text of products in bf16 to one, and near that of
+// float32.
+func TestChunksInBF16(t *testing.T) {
+	m := small(t, 1)
+	prompt := []int32{5, 200, 31, 7, 9, 11, 250, 3, 3, 3, 90, 91, 92}
+	text := func(o generate.Options) []int32 {
+		o.Context = 200
+		return write(t, must(generate.New(m, o)), prompt, generate.Sampling{Temperature: 1, Seed: 9}, 40)
+	}
+	want := text(generate.Options{Compute: dtype.BFloat16})
+	for _, chunk := range []int{5, 1} {
+		require.Equal(t, want, text(generate.Options{Compute: dtype.BFloat16, Chunk: chunk}), "chunks of %d", chunk)
+	}
+	same := 0
+	for i, id := range text(generate.Options{}) {
+		if want[i] == id {
+			same++
+		}
+	}
+	require.Greater(t, same, 30)
+	_, err := generate.New(m, generate.Options{Compute: dtype.Int32})
+	require.EqualError(t, err, "generate: Compute must be float32 or bfloat16, got int32")
+}
+
 // TestBatchDoesNotChangeAText runs requests together, coming and going, and
 // alone.
 func TestBatchDoesNotChangeAText(t *testing.T) {

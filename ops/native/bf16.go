@@ -66,10 +66,11 @@ func BF16LinearGradWeight[T Float](dw, dy, x []T, m, n, k int) {
 }
 
 // BF16LinearStored is BF16Linear with w[N,K] stored in bf16. Few rows are streamed
-// as LinearCoded does; the bits are the same, but for subnormal sums on the way.
+// as LinearCoded does where that gives the bits of many, subnormal numbers aside:
+// not beside AMX.
 func BF16LinearStored(y, x []float32, w []uint16, b []float32, m, n, k int) {
 	a := codedArgs{coding: CodedBF16, m: m, k: k}
-	if !multipliesPairs[float32]() || a.streams() {
+	if !multipliesPairs[float32]() || a.streams() && gemmKernel != amxKernel {
 		rx := takeScratch[float32](m * k)
 		bf16Operand(rx, x[:m*k])
 		LinearCoded(y, rx, storedBytes(w), b, CodedBF16, 0, m, n, k)

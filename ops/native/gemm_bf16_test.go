@@ -253,3 +253,23 @@ func BenchmarkBF16(b *testing.B) {
 		})
 	}
 }
+
+// TestBF16RowAloneIsBitEqual: a row on a stored weight has the bits it has among
+// many.
+func TestBF16RowAloneIsBitEqual(t *testing.T) {
+	const m, n, k = 30, 70, 576
+	r := rand.New(rand.NewPCG(4, 4))
+	x, w := normals[float32](r, m*k), make([]uint16, n*k)
+	for i := range w {
+		w[i] = bf16Of(float32(r.NormFloat64()))
+	}
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
+		all := make([]float32, m*n)
+		BF16LinearStored(all, x, w, nil, m, n, k)
+		for _, rows := range []int{1, 2, 4, 5, 13} {
+			got := make([]float32, rows*n)
+			BF16LinearStored(got, x[3*k:], w, nil, rows, n, k)
+			requireSameBits(t, all[3*n:(3+rows)*n], got)
+		}
+	})
+}
