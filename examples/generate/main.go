@@ -70,7 +70,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.BoolVar(&s.chat, "chat", false, "talk, with the model's chat template: one message a line")
 	f.StringVar(&s.system, "system", "", "what the chat's system message says")
 	f.StringVar(&s.backend, "backend", "", "what computes: native or cuda; default: SEAFAN_BACKEND, else cuda where there is a device")
-	f.StringVar(&s.dtype, "dtype", "bf16", "compute dtype on CUDA: bf16, f16 or f32")
+	f.StringVar(&s.dtype, "dtype", "", "what the linears multiply: bf16, f16 (on CUDA alone) or f32; default: bf16 on CUDA, f32 natively")
 	f.IntVar(&s.n, "n", 200, "most tokens to write at a time; 0: until the context is full")
 	f.IntVar(&s.context, "context", 0, "most tokens of prompt and text; 0: the model's, at most 4096")
 	f.Uint64Var(&s.sampling.Seed, "seed", 0, "seed of the draws")
@@ -92,7 +92,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	return s, s.check()
 }
 
-// computes are the compute dtypes of a device.
+// computes are the compute dtypes by the values of -dtype.
 var computes = map[string]dtype.DType{"bf16": dtype.BFloat16, "f16": dtype.Float16, "f32": dtype.Float32}
 
 func (s *settings) check() error {
@@ -105,7 +105,7 @@ func (s *settings) check() error {
 		return errors.New("-system is for a chat: it needs -chat")
 	case s.backend != "" && s.backend != backend.Native && s.backend != backend.CUDA:
 		return fmt.Errorf("-backend must be native or cuda, got %q", s.backend)
-	case computes[s.dtype] == dtype.Invalid:
+	case s.dtype != "" && computes[s.dtype] == dtype.Invalid:
 		return fmt.Errorf("-dtype must be bf16, f16 or f32, got %q", s.dtype)
 	case s.logprobs && !s.json:
 		return errors.New("-logprobs needs -json")
@@ -143,6 +143,12 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	if err != nil {
 		return fmt.Errorf("-backend: %w", err)
 	}
+	var compute dtype.DType // natively; a device has been told
+	if chosen.Name == backend.Native {
+		if compute = computes[s.dtype]; compute == dtype.Float16 {
+			return errors.New("-dtype must be bf16 or f32 where the native code computes, got \"f16\"")
+		}
+	}
 	m, err := models.Open(s.model)
 	if err != nil {
 		return fmt.Errorf("-model: %w", err)
@@ -160,7 +166,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 			return fmt.Errorf("-adapter: %w", err)
 		}
 	}
-	session, err := generate.New(model, generate.Options{Context: s.context, Compile: chosen.Compile, Logprobs: s.logprobs})
+	session, err := generate.New(model, generate.Options{Context: s.context, Compile: chosen.Compile, Compute: compute, Logprobs: s.logprobs})
 	if err != nil {
 		return flagError(err)
 	}
