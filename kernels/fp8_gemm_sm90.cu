@@ -199,7 +199,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
                 for (int k = 0; k < 2; k++) {
                   const int at = (c0 / 8 + i0 + i) * 4 + 2 * half + k;
                   u[k] = d[at / 64][at % 64] * (fx[half] * (k ? fw.y : fw.x));
-                  if (DUAL) u[k] = u[k] / (1.f + __expf(-u[k])) * (d[(at + BN / 4) / 64][(at + BN / 4) % 64] * (fx[half] * (k ? fw1.y : fw1.x)));
+                  if (DUAL) u[k] = __fdividef(u[k], 1.f + __expf(-u[k])) * (d[(at + BN / 4) / 64][(at + BN / 4) % 64] * (fx[half] * (k ? fw1.y : fw1.x)));
                   u[k] += k ? bias.y : bias.x;
                   u[k] += e[i][k][half];
                   if (column + c + k < p.n && r0 + half * 8 < p.m) amax = fmaxf(amax, fabsf(u[k]));

@@ -19,14 +19,13 @@ struct Params {
   int m, n, k;              // n counts columns of y
 };
 
+struct e4m3 {};
+struct e5m2 {};
+#if __CUDA_ARCH__ >= 890
 // The first `bytes` of 16 to shared memory, zeros behind them.
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-
-struct e4m3 {};
-struct e5m2 {};
-#if __CUDA_ARCH__ >= 890
 template <class A, class B> __device__ __forceinline__ void mma16832(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 #define MMA(A, B)                                                                                                                             \
   template <> __device__ __forceinline__ void mma16832<A, B>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {               \
