@@ -22,13 +22,15 @@ type codedTile struct {
 	w       unsafe.Pointer // 32
 	ldw     int            // 40
 	s       unsafe.Pointer // 48: added to the first cut, or nil
-	lds     int            // 56
-	y       unsafe.Pointer // 64
-	ldy     int            // 72
-	ahead   unsafe.Pointer // 80: memory to fetch meanwhile, 1 KB a block
-	step    int            // 88: from one such KB to the next
-	next    unsafe.Pointer // 96: the tile that comes after this one
-	left    [2]int         // 104: of the assembly
+	//lint:ignore U1000 written and read by the assembly
+	lds   int            // 56
+	y     unsafe.Pointer // 64
+	ldy   int            // 72
+	ahead unsafe.Pointer // 80: memory to fetch meanwhile, 1 KB a block
+	step  int            // 88: from one such KB to the next
+	next  unsafe.Pointer // 96: the tile that comes after this one
+	//lint:ignore U1000 written and read by the assembly
+	left [2]int // 104
 }
 
 // streams says that there are tiles for the product, but for its last columns.
