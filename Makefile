@@ -9,7 +9,7 @@ VETTED   = linux/arm64 darwin/arm64 windows/amd64
 .PHONY: help demo test test-race bench lint fmt check cross gpu-check
 
 help:
-	@echo "make demo       train a small model on Newton's Opticks, then let it write (about 3 minutes)"
+	@echo "make demo       train a small model on Newton's Opticks, then let it write (about 2 minutes)"
 	@echo "make test       all tests that this machine can run"
 	@echo "make test-race  the same under the race detector"
 	@echo "make bench      benchmarks of the bodies and of a training step"
