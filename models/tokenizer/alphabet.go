@@ -29,11 +29,18 @@ func init() {
 
 // toAlphabet writes text's bytes in the alphabet.
 func toAlphabet(text string) string {
-	out := make([]byte, 0, len(text)+len(text)/4)
+	return string(appendAlphabet(make([]byte, 0, len(text)+len(text)/4), text))
+}
+
+func appendAlphabet(dst []byte, text string) []byte {
 	for i := range len(text) {
-		out = append(out, byteChar[text[i]]...)
+		if char := byteChar[text[i]]; len(char) == 1 {
+			dst = append(dst, char[0])
+		} else {
+			dst = append(dst, char[0], char[1])
+		}
 	}
-	return string(out)
+	return dst
 }
 
 // appendFromAlphabet appends the bytes that token stands for; !ok if it holds

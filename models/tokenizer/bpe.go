@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"iter"
 	"unicode/utf8"
 )
 
@@ -17,10 +18,11 @@ type model interface {
 type bpe struct {
 	merger
 	rawBytes     bool
-	byteID       [256]int32       // rawBytes: the symbol of each byte
-	words        map[string]int32 // tokens as words are written
-	ignoreMerges bool             // a word that is a token is that token
-	unknown      int32            // -1: an unknown character vanishes
+	byteID       [256]int32 // rawBytes: the symbol of each byte
+	words        *index
+	characters   *pairTable // (character, 0) -> (id, 0); nil: they are looked up in words
+	ignoreMerges bool       // a word that is a token is that token
+	unknown      int32      // -1: an unknown character vanishes
 	fuseUnknown  bool
 	byteFallback bool
 	byteToken    [256]int32 // byteFallback: ids of <0x00> ..., -1 where missing
@@ -35,8 +37,9 @@ type bpe struct {
 
 // bpeConfig is what the three file formats give a BPE model.
 type bpeConfig struct {
-	vocab        map[string]int32
-	merges       [][2]string
+	vocab        *index
+	merges       mergeList
+	mergeCount   int  // room for as many at first
 	byteLevel    bool // the pre-tokenizer ends in the byte alphabet
 	ignoreMerges bool
 	unknown      string
@@ -47,12 +50,12 @@ type bpeConfig struct {
 	suffix       string
 }
 
+// mergeList calls yield for each merge in the order of ranks.
+type mergeList func(yield func(left, right []byte) error) error
+
 func newBPE(c bpeConfig) (*bpe, error) {
-	if len(c.merges) == 0 {
-		return nil, fmt.Errorf("BPE: merges: at least one is required, got none")
-	}
 	m := &bpe{
-		merger:       merger{newPairTable()},
+		merger:       merger{pairTableFor(c.mergeCount)},
 		words:        c.vocab,
 		ignoreMerges: c.ignoreMerges,
 		unknown:      -1,
@@ -61,13 +64,21 @@ func newBPE(c bpeConfig) (*bpe, error) {
 		prefix:       c.prefix,
 		suffix:       c.suffix,
 	}
-	for rank, pair := range c.merges {
-		if err := m.addRule(int32(rank), pair[0], pair[1], c.vocab); err != nil {
-			return nil, err
-		}
+	rank := int32(0)
+	var joined []byte
+	err := c.merges(func(left, right []byte) (err error) {
+		joined, err = m.addRule(rank, left, right, joined, c.vocab)
+		rank++
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("BPE: %w", err)
+	}
+	if rank == 0 {
+		return nil, fmt.Errorf("BPE: merges: at least one is required, got none")
 	}
 	if c.hasUnknown {
-		id, ok := c.vocab[c.unknown]
+		id, ok := c.vocab.id(c.unknown)
 		if !ok {
 			return nil, fmt.Errorf("BPE: unk_token %q is not in vocab", c.unknown)
 		}
@@ -82,64 +93,60 @@ func newBPE(c bpeConfig) (*bpe, error) {
 		m.useRawBytes(c.vocab)
 	}
 	if !m.rawBytes && c.prefix == "" && c.suffix == "" && !c.ignoreMerges && c.byteFallback && allBytes {
-		m.adjacent = adjacentCharacters(c.vocab)
+		m.adjacent = adjacentCharacters(c.vocab.all())
 	}
-	if !m.rawBytes && c.prefix == "" && c.suffix == "" && !c.ignoreMerges {
-		// Characters alone are looked up; the whole map need not stay in memory.
-		m.words = map[string]int32{}
-		for token, id := range c.vocab {
-			if utf8.RuneCountInString(token) == 1 {
-				m.words[token] = id
-			}
-		}
+	if !m.rawBytes && c.prefix == "" && c.suffix == "" {
+		m.characters = charactersOf(m.words)
 	}
 	return m, nil
 }
 
-func (m *bpe) addRule(rank int32, left, right string, vocab map[string]int32) error {
-	a, okA := vocab[left]
-	b, okB := vocab[right]
+// addRule uses the memory of joined, and returns it for the next rule.
+func (m *bpe) addRule(rank int32, left, right, joined []byte, vocab *index) ([]byte, error) {
+	a, okA := vocab.find(left)
+	b, okB := vocab.find(right)
 	if !okA || !okB {
-		return fmt.Errorf("BPE: merge %d (%q, %q): both must be in vocab", rank, left, right)
+		return joined, fmt.Errorf("merge %d (%q, %q): both must be in vocab", rank, left, right)
 	}
 	if len(right) < len(m.prefix) {
-		return fmt.Errorf("BPE: merge %d (%q, %q): the second must start with continuing_subword_prefix %q", rank, left, right, m.prefix)
+		return joined, fmt.Errorf("merge %d (%q, %q): the second must start with continuing_subword_prefix %q", rank, left, right, m.prefix)
 	}
-	joined := left + right[len(m.prefix):]
-	id, ok := vocab[joined]
+	joined = append(append(joined[:0], left...), right[len(m.prefix):]...)
+	id, ok := vocab.find(joined)
 	if !ok {
-		return fmt.Errorf("BPE: merge %d (%q, %q): %q is not in vocab", rank, left, right, joined)
+		return joined, fmt.Errorf("merge %d (%q, %q): %q is not in vocab", rank, left, right, joined)
 	}
 	m.rules.set(a, b, rank, id)
-	return nil
+	return joined, nil
 }
 
 // useRawBytes rewrites the vocabulary in bytes, if every byte is a token.
-func (m *bpe) useRawBytes(vocab map[string]int32) {
+func (m *bpe) useRawBytes(vocab *index) {
 	for b := range 256 {
-		id, ok := vocab[byteChar[b]]
+		id, ok := vocab.id(byteChar[b])
 		if !ok {
 			return
 		}
 		m.byteID[b] = id
 	}
-	m.rawBytes, m.words = true, nil
-	if !m.ignoreMerges {
-		return
-	}
-	m.words = make(map[string]int32, len(vocab))
-	var raw []byte
-	for token, id := range vocab {
-		if b, ok := appendFromAlphabet(raw[:0], token); ok {
-			m.words[string(b)] = id
-			raw = b
-		}
-	}
+	m.rawBytes = true
 }
 
-func adjacentCharacters(vocab map[string]int32) *pairTable {
+// charactersOf lists the tokens of one character: (character, 0) -> (id, 0).
+func charactersOf(vocab *index) *pairTable {
 	t := newPairTable()
-	for token := range vocab {
+	for token := range vocab.all() {
+		if r, n := utf8.DecodeRuneInString(token); n > 0 && n == len(token) && r != utf8.RuneError {
+			id, _ := vocab.id(token)
+			t.set(r, 0, id, 0)
+		}
+	}
+	return t
+}
+
+func adjacentCharacters(tokens iter.Seq[string]) *pairTable {
+	t := newPairTable()
+	for token := range tokens {
 		last := rune(-1)
 		for _, c := range token {
 			if last >= 0 {
@@ -153,8 +160,8 @@ func adjacentCharacters(vocab map[string]int32) *pairTable {
 
 func byteToken(b byte) string { return fmt.Sprintf("<0x%02X>", b) }
 
-func idOr(vocab map[string]int32, token string, otherwise int32) int32 {
-	if id, ok := vocab[token]; ok {
+func idOr(vocab *index, token string, otherwise int32) int32 {
+	if id, ok := vocab.id(token); ok {
 		return id
 	}
 	return otherwise
@@ -183,7 +190,12 @@ func (m *bpe) appendPart(dst []int32, word string, s *scratch) []int32 {
 		return append(dst, entry.ids[:entry.count]...)
 	}
 	start := len(dst)
-	if id, ok := m.whole(word); ok {
+	var id int32
+	known := false
+	if m.ignoreMerges {
+		id, known = m.whole(word, s)
+	}
+	if known {
 		dst = append(dst, id)
 	} else {
 		s.symbols = m.split(s.symbols[:0], word)
@@ -195,12 +207,13 @@ func (m *bpe) appendPart(dst []int32, word string, s *scratch) []int32 {
 	return dst
 }
 
-func (m *bpe) whole(word string) (int32, bool) {
-	if !m.ignoreMerges {
-		return 0, false
+// whole is the token that a word is, if it is one.
+func (m *bpe) whole(word string, s *scratch) (int32, bool) {
+	if !m.rawBytes {
+		return m.words.id(word)
 	}
-	id, ok := m.words[word]
-	return id, ok
+	s.spelled = appendAlphabet(s.spelled[:0], word)
+	return m.words.find(s.spelled)
 }
 
 // split gives the symbols that merging starts from.
@@ -213,7 +226,7 @@ func (m *bpe) split(symbols []int32, word string) []int32 {
 	}
 	pending := false // an unknown symbol not yet written
 	for i := 0; i < len(word); {
-		_, n := utf8.DecodeRuneInString(word[i:])
+		r, n := utf8.DecodeRuneInString(word[i:])
 		char := word[i : i+n]
 		if m.prefix != "" && i > 0 {
 			char = m.prefix + char
@@ -222,7 +235,7 @@ func (m *bpe) split(symbols []int32, word string) []int32 {
 		if m.suffix != "" && i == len(word) {
 			char += m.suffix
 		}
-		if id, ok := m.words[char]; ok {
+		if id, ok := m.symbol(char, r); ok {
 			if pending {
 				symbols, pending = append(symbols, m.unknown), false
 			}
@@ -244,6 +257,15 @@ func (m *bpe) split(symbols []int32, word string) []int32 {
 		symbols = append(symbols, m.unknown)
 	}
 	return symbols
+}
+
+// symbol is the token of a character, r, as the vocabulary spells it.
+func (m *bpe) symbol(char string, r rune) (int32, bool) {
+	if m.characters == nil || r == utf8.RuneError {
+		return m.words.id(char)
+	}
+	id, _, ok := m.characters.get(r, 0)
+	return id, ok
 }
 
 // appendBytes appends a character as byte tokens; !ok if one is missing.

@@ -8,7 +8,7 @@ package tokenizer
 func Byte() *Tokenizer {
 	t := &Tokenizer{
 		enc:     byteEncoder{},
-		vocab:   newVocabulary(256),
+		vocab:   newVocabulary(),
 		special: noSpecialIDs(),
 		decode: func(eager bool) []stage {
 			if eager {

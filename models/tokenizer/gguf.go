@@ -171,11 +171,9 @@ func (g *GGUF) byteLevel() (*Tokenizer, error) {
 	if pre.nfc {
 		p.normalizer = unicodeForm(norm.NFC)
 	}
-	merges, err := cutMerges(g.Merges)
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer.ggml.merges: %w", err)
-	}
-	m, err := newBPE(bpeConfig{vocab: places(g.Tokens), merges: merges, byteLevel: true, ignoreMerges: pre.ignoreMerges})
+	m, err := newBPE(bpeConfig{
+		vocab: t.vocab.model(), merges: g.merges, mergeCount: len(g.Merges), byteLevel: true, ignoreMerges: pre.ignoreMerges,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -183,6 +181,16 @@ func (g *GGUF) byteLevel() (*Tokenizer, error) {
 	p.model = m
 	t.decode = stagesOf([]decoder{byteLevelDecoder{}})
 	return t, nil
+}
+
+// merges reads Merges.
+func (g *GGUF) merges(yield func(left, right []byte) error) error {
+	for i, line := range g.Merges {
+		if err := cutMerge(i, []byte(line), yield); err != nil {
+			return fmt.Errorf("tokenizer.ggml.merges: %w", err)
+		}
+	}
+	return nil
 }
 
 // isolate is the pre-tokenizer that makes each match of a pattern a piece.

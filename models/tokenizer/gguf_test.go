@@ -36,11 +36,10 @@ func ggufOf(t *testing.T, path, pre string) GGUF {
 			g.Types[a.ID] = int32(controlPiece)
 		}
 	}
-	merges, err := parseMerges(file.Model.Merges)
-	require.NoError(t, err)
-	for _, m := range merges {
-		g.Merges = append(g.Merges, m[0]+" "+m[1])
-	}
+	require.NoError(t, eachMerge(file.Model.Merges, func(left, right []byte) error {
+		g.Merges = append(g.Merges, string(left)+" "+string(right))
+		return nil
+	}))
 	return g
 }
 

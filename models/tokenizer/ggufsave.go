@@ -17,7 +17,7 @@ type object = map[string]any
 // no such form here.
 func (g GGUF) JSON() ([]byte, error) {
 	t, err := g.tokenizer() // tells what is wrong with it
-	if err == nil && len(places(g.Tokens)) != len(g.Tokens) {
+	if err == nil && newIndex(g.Tokens).len() != len(g.Tokens) {
 		err = fmt.Errorf("tokenizer.ggml.tokens: a tokenizer.json holds each token once, here one occurs twice")
 	}
 	if err != nil {
@@ -49,7 +49,11 @@ func (g GGUF) JSON() ([]byte, error) {
 		if pre.nfc {
 			f.Normalizer = object{"type": "NFC"}
 		}
-		merges, err := cutMerges(g.Merges)
+		var merges [][2]string
+		err := g.merges(func(left, right []byte) error {
+			merges = append(merges, [2]string{string(left), string(right)})
+			return nil
+		})
 		if err != nil {
 			return nil, fmt.Errorf("tokenizer: GGUF: %w", err)
 		}
@@ -66,7 +70,7 @@ func (g GGUF) JSON() ([]byte, error) {
 		if id := t.special.Unknown; id >= 0 {
 			model["unk_token"] = g.Tokens[id]
 		}
-		_, bytesToo := places(g.Tokens)[byteToken(0)]
+		_, bytesToo := t.TokenToID(byteToken(0))
 		model["fuse_unk"], model["byte_fallback"], model["merges"] = true, bytesToo, g.scoredMerges()
 	default:
 		return nil, fmt.Errorf("tokenizer: GGUF: tokenizer.ggml.model %q has no form as a tokenizer.json here (gpt2 and llama have)", g.Model)

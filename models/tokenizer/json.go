@@ -7,37 +7,42 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"strings"
+	"strconv"
 )
 
-// fileJSON is a tokenizer.json. truncation and padding are left out: they
+// fileJSON is a tokenizer.json, its values as they stand there. truncation and padding are left out: they
 // shape batches, not ids.
 type fileJSON struct {
-	AddedTokens   []addedToken    `json:"added_tokens"`
-	Normalizer    json.RawMessage `json:"normalizer"`
-	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
-	PostProcessor json.RawMessage `json:"post_processor"`
-	Decoder       json.RawMessage `json:"decoder"`
-	Model         json.RawMessage `json:"model"`
+	AddedTokens, Normalizer, PreTokenizer, PostProcessor, Decoder, Model json.RawMessage
 }
 
 // FromJSON opens the contents of a tokenizer.json. A component of an unknown
 // kind is an error that names it.
 func FromJSON(data []byte) (*Tokenizer, error) {
-	var f fileJSON
-	if err := json.Unmarshal(data, &f); err != nil {
-		return nil, fmt.Errorf("tokenizer.json: %w", err)
-	}
-	t, err := f.build()
+	t, err := fromJSON(data)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer.json: %w", err)
 	}
 	return t, nil
 }
 
+func fromJSON(data []byte) (*Tokenizer, error) {
+	if !json.Valid(data) {
+		return nil, json.Unmarshal(data, new(any)) // tells where
+	}
+	var f fileJSON
+	if err := readFields(data, map[string]any{
+		"added_tokens": &f.AddedTokens, "normalizer": &f.Normalizer, "pre_tokenizer": &f.PreTokenizer,
+		"post_processor": &f.PostProcessor, "decoder": &f.Decoder, "model": &f.Model,
+	}); err != nil {
+		return nil, err
+	}
+	return f.build()
+}
+
 func (f *fileJSON) build() (*Tokenizer, error) {
 	p := &pipeline{}
-	t := &Tokenizer{enc: p, vocab: newVocabulary(0), special: noSpecialIDs()}
+	t := &Tokenizer{enc: p, vocab: newVocabulary(), special: noSpecialIDs()}
 	var err error
 	for name, raw := range map[string]json.RawMessage{
 		"normalizer": f.Normalizer, "pre_tokenizer": f.PreTokenizer,
@@ -56,7 +61,14 @@ func (f *fileJSON) build() (*Tokenizer, error) {
 	if err = f.buildModel(t, p); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	if err = t.addTokens(p, f.AddedTokens); err != nil {
+	var added []addedToken
+	if !isNull(f.AddedTokens) {
+		err = json.Unmarshal(f.AddedTokens, &added)
+	}
+	if err == nil {
+		err = t.addTokens(p, added)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
 	if p.before, p.after, err = parsePostProcessor(f.PostProcessor); err != nil {
@@ -124,18 +136,14 @@ func fields(kind string, raw json.RawMessage, v any) error {
 	return nil
 }
 
+// modelJSON is the model, Vocab and Merges as they stand in the file.
 type modelJSON struct {
-	Type         string          `json:"type"`
-	Dropout      *float64        `json:"dropout"`
-	UnkToken     *string         `json:"unk_token"`
-	Prefix       *string         `json:"continuing_subword_prefix"`
-	Suffix       *string         `json:"end_of_word_suffix"`
-	FuseUnk      bool            `json:"fuse_unk"`
-	ByteFallback bool            `json:"byte_fallback"`
-	IgnoreMerges bool            `json:"ignore_merges"`
-	UnkID        *int32          `json:"unk_id"`
-	Vocab        json.RawMessage `json:"vocab"`
-	Merges       json.RawMessage `json:"merges"`
+	Type                                string
+	Dropout                             *float64
+	UnkToken, Prefix, Suffix            *string
+	FuseUnk, ByteFallback, IgnoreMerges bool
+	UnkID                               *int32
+	Vocab, Merges                       json.RawMessage
 }
 
 func (f *fileJSON) buildModel(t *Tokenizer, p *pipeline) error {
@@ -143,7 +151,12 @@ func (f *fileJSON) buildModel(t *Tokenizer, p *pipeline) error {
 		return fmt.Errorf("required, but missing")
 	}
 	var m modelJSON
-	if err := json.Unmarshal(f.Model, &m); err != nil {
+	if err := readFields(f.Model, map[string]any{
+		"type": &m.Type, "dropout": &m.Dropout, "unk_token": &m.UnkToken,
+		"continuing_subword_prefix": &m.Prefix, "end_of_word_suffix": &m.Suffix,
+		"fuse_unk": &m.FuseUnk, "byte_fallback": &m.ByteFallback, "ignore_merges": &m.IgnoreMerges,
+		"unk_id": &m.UnkID, "vocab": &m.Vocab, "merges": &m.Merges,
+	}); err != nil {
 		return err
 	}
 	if m.Type == "" && len(m.Merges) > 0 { // files of before types were written
@@ -162,24 +175,21 @@ func (m *modelJSON) buildBPE(t *Tokenizer, p *pipeline) error {
 	if m.Dropout != nil && *m.Dropout != 0 {
 		return fmt.Errorf("BPE: dropout %g makes ids random: required null or 0", *m.Dropout)
 	}
-	var vocab map[string]int32
-	if err := fields("BPE: vocab", m.Vocab, &vocab); err != nil {
-		return err
+	vocab, err := t.vocab.readModel(m.Vocab)
+	if err != nil {
+		return fmt.Errorf("BPE: vocab: %w", err)
 	}
-	merges, err := parseMerges(m.Merges)
+	count := 0
+	if !isNull(m.Merges) {
+		err = elements(m.Merges, func([]byte) error { count++; return nil })
+	}
 	if err != nil {
 		return fmt.Errorf("BPE: merges: %w", err)
 	}
-	t.vocab = newVocabulary(len(vocab))
-	for token, id := range vocab {
-		if id < 0 {
-			return fmt.Errorf("BPE: vocab: token %q has the negative id %d", token, id)
-		}
-		t.vocab.add(token, id)
-	}
 	c := bpeConfig{
 		vocab:        vocab,
-		merges:       merges,
+		merges:       func(yield func(left, right []byte) error) error { return eachMerge(m.Merges, yield) },
+		mergeCount:   min(count, len(m.Merges)/14), // in two bytes of table for one of the file
 		ignoreMerges: m.IgnoreMerges,
 		fuseUnknown:  m.FuseUnk,
 		byteFallback: m.ByteFallback,
@@ -219,78 +229,76 @@ func orEmpty(s *string) string {
 	return *s
 }
 
-// parseMerges reads both spellings: "a b" and ["a", "b"].
-func parseMerges(raw json.RawMessage) ([][2]string, error) {
+// eachMerge reads both spellings: "a b" and ["a", "b"].
+func eachMerge(raw json.RawMessage, yield func(left, right []byte) error) error {
 	if isNull(raw) {
-		return nil, nil
+		return nil
 	}
-	body := bytes.TrimLeft(raw, "[ \t\r\n")
-	if len(body) > 0 && body[0] == '"' && !bytes.HasPrefix(bytes.TrimLeft(raw[1:], " \t\r\n"), []byte("[")) {
-		return spacedMerges(raw)
-	}
-	var pairs [][]string
-	if err := json.Unmarshal(raw, &pairs); err != nil {
-		return nil, err
-	}
-	merges := make([][2]string, len(pairs))
-	for i, p := range pairs {
-		if len(p) != 2 {
-			return nil, fmt.Errorf("merge %d: required two tokens, got %d", i, len(p))
+	i := 0
+	return elements(raw, func(value []byte) error {
+		defer func() { i++ }()
+		if value[0] == '[' {
+			return pairMerge(i, value, yield)
 		}
-		merges[i] = [2]string(p)
-	}
-	return merges, nil
+		line, err := unquoted(value)
+		if err != nil {
+			return fmt.Errorf("merges: merge %d: %w", i, err)
+		}
+		return cutMerge(i, line, yield)
+	})
 }
 
-func spacedMerges(raw json.RawMessage) ([][2]string, error) {
-	var lines []string
-	if err := json.Unmarshal(raw, &lines); err != nil {
-		return nil, err
+func pairMerge(i int, raw []byte, yield func(left, right []byte) error) error {
+	var pair [2][]byte
+	n := 0
+	err := elements(raw, func(value []byte) (err error) {
+		if n < 2 {
+			pair[n], err = unquoted(value)
+		}
+		n++
+		return err
+	})
+	if err == nil && n != 2 {
+		err = fmt.Errorf("required two tokens, got %d", n)
 	}
-	return cutMerges(lines)
+	if err != nil {
+		return fmt.Errorf("merges: merge %d: %w", i, err)
+	}
+	return yield(pair[0], pair[1])
 }
 
-// cutMerges reads merges of the form "a b".
-func cutMerges(lines []string) ([][2]string, error) {
-	merges := make([][2]string, 0, len(lines))
-	for i, line := range lines {
-		if strings.HasPrefix(line, "#version") {
-			continue
-		}
-		left, right, ok := strings.Cut(line, " ")
-		if !ok || strings.Contains(right, " ") {
-			return nil, fmt.Errorf("merge %d: required two tokens and one space, got %q", i, line)
-		}
-		merges = append(merges, [2]string{left, right})
+// cutMerge reads a merge of the form "a b".
+func cutMerge(i int, line []byte, yield func(left, right []byte) error) error {
+	if bytes.HasPrefix(line, []byte("#version")) {
+		return nil
 	}
-	return merges, nil
+	left, right, ok := bytes.Cut(line, []byte(" "))
+	if !ok || bytes.IndexByte(right, ' ') >= 0 {
+		return fmt.Errorf("merges: merge %d: required two tokens and one space, got %q", i, line)
+	}
+	return yield(left, right)
 }
 
 func (m *modelJSON) buildUnigram(t *Tokenizer, p *pipeline) error {
-	var rows [][]json.RawMessage
-	if err := fields("Unigram: vocab", m.Vocab, &rows); err != nil {
-		return err
+	c := unigramConfig{unknown: -1, byteFallback: m.ByteFallback}
+	rows := 0
+	err := elements(m.Vocab, func([]byte) error { rows++; return nil })
+	if err == nil {
+		c.tokens, c.scores = make([]string, 0, rows), make([]float64, 0, rows)
+		err = elements(m.Vocab, func(row []byte) error {
+			if err := c.readRow(row); err != nil {
+				return fmt.Errorf("entry %d: %w", len(c.tokens), err)
+			}
+			return nil
+		})
 	}
-	if len(rows) == 0 {
+	if err != nil {
+		return fmt.Errorf("Unigram: vocab: %w", err)
+	}
+	if rows == 0 {
 		return fmt.Errorf("Unigram: vocab: at least one token is required, got none")
 	}
-	c := unigramConfig{unknown: -1, byteFallback: m.ByteFallback}
-	for i, row := range rows {
-		var token string
-		var score float64
-		if len(row) != 2 {
-			return fmt.Errorf("Unigram: vocab: entry %d: required a token and a score, got %d values", i, len(row))
-		}
-		if err := json.Unmarshal(row[0], &token); err != nil {
-			return fmt.Errorf("Unigram: vocab: entry %d: %w", i, err)
-		}
-		if err := json.Unmarshal(row[1], &score); err != nil {
-			return fmt.Errorf("Unigram: vocab: entry %d: %w", i, err)
-		}
-		c.tokens = append(c.tokens, token)
-		c.scores = append(c.scores, score)
-		t.vocab.add(token, int32(i))
-	}
+	t.vocab = listed(c.tokens)
 	if m.UnkID != nil {
 		if c.unknown = *m.UnkID; c.unknown < 0 {
 			return fmt.Errorf("Unigram: unk_id %d is negative", c.unknown)
@@ -300,6 +308,29 @@ func (m *modelJSON) buildUnigram(t *Tokenizer, p *pipeline) error {
 	c.minScore = lowestScore(c.scores)
 	model, err := newUnigram(c)
 	p.model = model
+	return err
+}
+
+// readRow reads a token and its score.
+func (c *unigramConfig) readRow(row []byte) error {
+	n := 0
+	err := elements(row, func(value []byte) error {
+		n++
+		switch n {
+		case 1:
+			token, err := unquoted(value)
+			c.tokens = append(c.tokens, string(token))
+			return err
+		case 2:
+			score, err := strconv.ParseFloat(string(value), 64)
+			c.scores = append(c.scores, score)
+			return err
+		}
+		return nil
+	})
+	if err == nil && n != 2 {
+		err = fmt.Errorf("required a token and a score, got %d values", n)
+	}
 	return err
 }
 

@@ -15,6 +15,7 @@ type scratch struct {
 	heap    []uint64
 	nodes   []pathNode
 	cache   []cachedWord
+	spelled []byte
 }
 
 // noRank is above every rank: the pair has no rule.

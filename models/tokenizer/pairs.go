@@ -9,7 +9,6 @@ import "math/bits"
 // then only read. Keys with a = b = -1 do not occur.
 type pairTable struct {
 	slots []pairSlot
-	shift uint
 	used  int
 }
 
@@ -22,16 +21,18 @@ const emptySlot = ^uint64(0)
 
 func pairKey(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
 
-func newPairTable() *pairTable {
+func newPairTable() *pairTable { return pairTableFor(0) }
+
+// pairTableFor has room for n pairs.
+func pairTableFor(n int) *pairTable {
 	t := &pairTable{}
-	t.resize(16)
+	t.resize(max(16, n+2*n/3+1))
 	return t
 }
 
 func (t *pairTable) resize(n int) {
 	old := t.slots
 	t.slots = make([]pairSlot, n)
-	t.shift = uint(64 - bits.Len(uint(n-1)))
 	for i := range t.slots {
 		t.slots[i].key = emptySlot
 	}
@@ -44,9 +45,12 @@ func (t *pairTable) resize(n int) {
 
 // slot returns the place of key: its entry or the empty slot where it goes.
 func (t *pairTable) slot(key uint64) *pairSlot {
-	mask := uint64(len(t.slots) - 1)
-	for i := key * 0x9E3779B97F4A7C15 >> t.shift; ; i++ {
-		if s := &t.slots[i&mask]; s.key == key || s.key == emptySlot {
+	n := uint64(len(t.slots))
+	for i, _ := bits.Mul64(key*0x9E3779B97F4A7C15, n); ; i++ {
+		if i == n {
+			i = 0
+		}
+		if s := &t.slots[i]; s.key == key || s.key == emptySlot {
 			return s
 		}
 	}

@@ -224,7 +224,8 @@ type scoredBPE struct {
 	merger
 	*spModel
 	unknown   int32
-	ids       map[string]int32
+	ids       *index
+	single    *pairTable // the pieces of one character
 	byteToken [256]int32
 	adjacent  *pairTable
 }
@@ -233,12 +234,13 @@ type scoredBPE struct {
 // two symbols that spell it, at the rank of its score. A character that is no
 // piece is the symbol len(pieces) + character.
 func newScoredBPE(m *spModel, unknown int32) *scoredBPE {
-	b := &scoredBPE{merger: merger{newPairTable()}, spModel: m, unknown: unknown, ids: map[string]int32{}}
+	b := &scoredBPE{merger: merger{newPairTable()}, spModel: m, unknown: unknown, ids: indexFor(len(m.pieces))}
+	b.ids.tokens = m.pieces
 	order := make([]int32, 0, len(m.pieces))
 	for i, piece := range m.pieces {
 		switch m.types[i] {
 		case normalPiece, userPiece:
-			b.ids[piece] = int32(i)
+			b.ids.put(piece, int32(i))
 			order = append(order, int32(i))
 		case bytePiece:
 			value, _ := byteOfToken(piece)
@@ -260,13 +262,14 @@ func newScoredBPE(m *spModel, unknown int32) *scoredBPE {
 			}
 		}
 	}
-	b.adjacent = adjacentCharacters(b.ids)
+	b.single = charactersOf(b.ids)
+	b.adjacent = adjacentCharacters(b.ids.all())
 	return b
 }
 
 // symbol returns the symbol of a piece or of one character.
 func (b *scoredBPE) symbol(text string) (int32, bool) {
-	if id, ok := b.ids[text]; ok {
+	if id, ok := b.ids.id(text); ok {
 		return id, true
 	}
 	r, n := utf8.DecodeRuneInString(text)
@@ -307,7 +310,10 @@ func (b *scoredBPE) appendPart(dst []int32, part string, s *scratch) []int32 {
 	start := len(dst)
 	s.symbols = s.symbols[:0]
 	for at, r := range part {
-		symbol, _ := b.symbol(part[at : at+utf8.RuneLen(r)])
+		symbol, _, ok := b.single.get(r, 0)
+		if !ok {
+			symbol, _ = b.symbol(part[at : at+utf8.RuneLen(r)])
+		}
 		s.symbols = append(s.symbols, symbol)
 	}
 	for _, symbol := range b.merge(s.symbols, s) {

@@ -143,16 +143,17 @@ func (m *spModel) check() error {
 	if len(m.pieces) == 0 {
 		return fmt.Errorf("pieces: at least one is required, got none")
 	}
-	seen := make(map[string]bool, len(m.pieces))
+	seen := indexFor(len(m.pieces))
+	seen.tokens = m.pieces
 	unknown, bytesFound := 0, 0
 	for i, piece := range m.pieces {
 		if piece == "" || !utf8.ValidString(piece) {
 			return fmt.Errorf("piece %d: required text, got %q", i, piece)
 		}
-		if seen[piece] {
+		if _, ok := seen.id(piece); ok {
 			return fmt.Errorf("piece %d: %q is there already", i, piece)
 		}
-		seen[piece] = true
+		seen.put(piece, int32(i))
 		switch m.types[i] {
 		case normalPiece, controlPiece, userPiece:
 		case unusedPiece:
