@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 
@@ -157,6 +158,28 @@ func measured(t *testing.T, name string, data []byte) {
 	limit := int64(factor*len(data) + fixedMemory)
 	require.LessOrEqual(t, peak, limit, name)
 	require.LessOrEqual(t, largest, int64(2*len(data)+fixedMemory), name)
+}
+
+// TestMemoryOfGGUF takes as size what the keys take in the file; the strings
+// are the caller's.
+func TestMemoryOfGGUF(t *testing.T) {
+	large := filepath.Join(t.TempDir(), "large.json")
+	require.NoError(t, os.WriteFile(large, largeFile(t, 40000), 0o600))
+	for path, pre := range map[string]string{"testdata/gpt2_style/tokenizer.json": "gpt-2", "testdata/llama3_style/tokenizer.json": "llama-bpe", large: "gpt-2"} {
+		g := ggufOf(t, path, pre)
+		size := 4 * len(g.Types)
+		for _, text := range append(slices.Clone(g.Tokens), g.Merges...) {
+			size += 8 + len(text)
+		}
+		var tok *Tokenizer
+		var err error
+		run := func() { tok, err = FromGGUF(g) }
+		peak, largest := peakMemory(run), largestAllocation(run)
+		require.NoError(t, err)
+		t.Logf("%s: %d bytes, peak %.2f, largest %.2f, %d tokens", path, size,
+			float64(peak)/float64(size), float64(largest)/float64(size), tok.VocabSize())
+		require.LessOrEqual(t, max(peak, largest), int64(2*size+fixedMemory), path)
+	}
 }
 
 // largeFile is a tokenizer.json of n merges whose tokens have up to 14
