@@ -136,10 +136,8 @@ func (a AttentionDecode) Launch(q Queue) error {
 	shared := a.shared()
 	perSM := max(1, min(3, q.Target().SharedSM/(shared+2048)))
 	grid := min(q.Target().SMs*perSM, a.B*splits*a.Hk*tiles)
-	overlap, early := q.Target().Hopper(), int32(0)
-	if overlap && !a.Computed {
-		early = 1
-	}
+	overlap := q.Target().Hopper()
+	early := bit(overlap && !a.Computed)
 	if codes {
 		kind += "_e4m3"
 	}

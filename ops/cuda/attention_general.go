@@ -80,12 +80,6 @@ func (a AttentionGeneral) Launch(q Queue) error {
 	if tiles == 0 {
 		return nil
 	}
-	flag := func(b bool) int32 {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	qt, kt, vt := int64(a.Hq*a.D), int64(a.Hk*a.D), int64(a.Hk*a.Dv)
 	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_general_%v_%v_%d", a.Type, a.KV, size), Grid: [3]int{tiles, a.Hk, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}, {"qo_indptr", r.QoIndptr}, {"kv_indptr", r.KVIndptr}, {"tile_batch", r.TileBatch}, {"tile_index", r.TileIndex},
@@ -93,7 +87,7 @@ func (a AttentionGeneral) Launch(q Queue) error {
 		{"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"q_request_stride", qt * int64(a.Lq)}, {"q_token_stride", qt}, {"k_request_stride", kt * int64(a.Lk)}, {"k_token_stride", kt},
 		{"v_request_stride", vt * int64(a.Lk)}, {"v_token_stride", vt}, {"mask_request_stride", a.MaskRequest}, {"mask_head_stride", a.MaskHead}, {"mask_row_stride", a.MaskRow},
 		{"mode", int32(mode)}, {"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"d", int32(a.D)}, {"dv", int32(a.Dv)}, {"lq", int32(a.Lq)}, {"lk", int32(a.Lk)},
-		{"tokens", int32(r.Tokens)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"causal", flag(a.Causal)}, {"sinks_wide", flag(!a.SinksNarrow)},
+		{"tokens", int32(r.Tokens)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"causal", bit(a.Causal)}, {"sinks_wide", bit(!a.SinksNarrow)},
 		{"scale", a.Scale}, {"softcap", a.Softcap}}})
 }
 
@@ -117,8 +111,7 @@ func (m MergeStates) Launch(q Queue) error {
 	if rows == 0 {
 		return nil
 	}
-	wide := map[bool]int32{true: 1}
 	return q.Launch(Launch{Kernel: "attention_merge_states_" + m.Type.String(), Grid: [3]int{rows, 1, 1}, Block: min(256, (m.Dv+31)/32*32), Overlap: q.Target().Hopper(), Args: []Arg{
-		{"out", m.Out}, {"lse", m.LSE}, {"a", m.A}, {"lse_a", m.LSEA}, {"b", m.BState}, {"lse_b", m.LSEB}, {"wide_a", wide[m.WideA]}, {"wide_b", wide[m.WideB]},
+		{"out", m.Out}, {"lse", m.LSE}, {"a", m.A}, {"lse_a", m.LSEA}, {"b", m.BState}, {"lse_b", m.LSEB}, {"wide_a", bit(m.WideA)}, {"wide_b", bit(m.WideB)},
 		{"length", int32(m.L)}, {"heads", int32(m.H)}, {"dv", int32(m.Dv)}}})
 }

@@ -1,8 +1,6 @@
 package cuda
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,14 +50,7 @@ func TestExecutorFP8Golden(t *testing.T) {
 			}
 			p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
 			require.NoError(t, err)
-			got := p.String() + p.launchText()
-			path := filepath.Join("testdata", "exec_fp8_"+name+".txt")
-			if *update {
-				require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-			}
-			want, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.Equal(t, string(want), got, "%s: run go test -update and read the difference", path)
+			holdGolden(t, "exec_fp8_"+name, p.String()+p.launchText())
 		})
 	}
 }

@@ -2,8 +2,6 @@ package cuda
 
 import (
 	"math"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,14 +43,7 @@ func TestExecutorKDAGolden(t *testing.T) {
 	} {
 		p, err := lower(recurrentPlan(t, x.d, x.tokens, x.requests), targets[x.gpu], x.compute, false, nil)
 		require.NoError(t, err)
-		got := p.String() + p.launchText()
-		path := filepath.Join("testdata", "exec_kda_"+name+".txt")
-		if *update {
-			require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-		}
-		want, err := os.ReadFile(path)
-		require.NoError(t, err)
-		require.Equal(t, string(want), got, "%s: run go test -update and read the difference", path)
+		holdGolden(t, "exec_kda_"+name, p.String()+p.launchText())
 	}
 }
 

@@ -2,8 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,14 +50,7 @@ func TestExecutorGolden(t *testing.T) {
 		plan, _ := packedPlan(t, tiny(t, x.change), x.tokens, x.requests, 40)
 		p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
 		require.NoError(t, err)
-		got := p.String() + p.launchText()
-		path := filepath.Join("testdata", "exec_"+name+".txt")
-		if *update {
-			require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-		}
-		want, err := os.ReadFile(path)
-		require.NoError(t, err)
-		require.Equal(t, string(want), got, "%s: run go test -update and read the difference", path)
+		holdGolden(t, "exec_"+name, p.String()+p.launchText())
 	}
 }
 

@@ -179,15 +179,12 @@ func (z Quantize) launch(q Queue, kernel string, grid [3]int) error {
 	if z.Codes.IsNil() && z.Turned.IsNil() && !z.Dynamic {
 		given = Pointer{}
 	}
-	aligned := int32(0)
-	if z.X.Addr%16 == 0 && z.XStride*int64(z.Type.Size())%16 == 0 || z.X.Addr%16 == 0 && kernel == "flat" {
-		aligned = 1
-	}
+	aligned := z.X.Addr%16 == 0 && (kernel == "flat" || z.XStride*int64(z.Type.Size())%16 == 0)
 	block, row, across := z.Steps.places(z.Cols)
 	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_%s_%v_%v", kernel, z.Type, z.Format), Grid: grid, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"x", z.X}, {"codes", z.Codes}, {"turned", z.Turned}, {"steps", given}, {"made", made}, {"amax", z.Amax}, {"nan", z.NaN}, {"flags", z.Flags},
 		{"x_stride", z.XStride}, {"codes_stride", z.CodesStride}, {"turned_stride", z.TurnedStride}, {"rows", int64(z.Rows)}, {"cols", int64(z.Cols)},
-		{"step_row", row}, {"step_block", across}, {"row_block", block}, {"margin", int32(z.Margin)}, {"aligned", aligned}}})
+		{"step_row", row}, {"step_block", across}, {"row_block", block}, {"margin", int32(z.Margin)}, {"aligned", bit(aligned)}}})
 }
 
 // TurnCodes launches y[Cols,Rows] = the transpose of Codes[Rows,Cols].

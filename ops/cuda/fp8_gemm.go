@@ -194,19 +194,10 @@ func (g FP8Gemm) sizes() []Arg {
 	return []Arg{{"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}}
 }
 
-// tiled is the wgmma kernel for many rows; tiles are chosen as those of Gemm.
+// tiled is the wgmma kernel for many rows, in the tiles of Gemm's.
 func (g FP8Gemm) tiled(q Queue) error {
 	gpu := q.Target()
-	out := 256
-	if g.SwiGLU {
-		out = 128
-	}
-	wide := ceilDiv(ceilDiv(g.M, 256)*ceilDiv(g.N, out), gpu.SMs/2) * 256
-	narrow := ceilDiv(ceilDiv(g.M, 128)*ceilDiv(g.N, out/2), gpu.SMs) * 128 * 5 / 4
-	name, width, cluster, stages := "256_pair", 256, 2, 4
-	if narrow < wide {
-		name, width, cluster, stages = "128", 128, 1, 6
-	}
+	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, g.SwiGLU)
 	x, w := g.maps(128, width/2)
 	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_gemm_sm90_%v_%v_%s%s", g.XType, g.WType, name, g.suffix()), Grid: [3]int{gpu.SMs / cluster * cluster, 1, 1}, Block: 384, Cluster: cluster,
 		Shared: stages*(128+width)*128 + 16<<10 + 1024, Overlap: true, Args: append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), g.sizes()...)})
@@ -239,14 +230,10 @@ func (g FP8Gemm) stream(q Queue) error {
 	case columns == 64:
 		stages = 5
 	}
-	early := int32(1)
-	if g.Computed {
-		early = 0
-	}
 	x, w := g.maps(columns, box)
 	args := append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), Arg{"scratch", g.Scratch}, Arg{"flags", g.Flags})
 	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_stream_%v_%d%s", g.XType, columns, g.suffix()), Grid: [3]int{streamGrid(gpu, g.rows(), g.K, 128), 1, 1}, Block: 288,
-		Shared: stages*(256+x128)*128 + 1024, Overlap: true, Args: append(append(args, g.sizes()...), Arg{"early", early})})
+		Shared: stages*(256+x128)*128 + 1024, Overlap: true, Args: append(append(args, g.sizes()...), Arg{"early", bit(!g.Computed)})})
 }
 
 // streamGrid is the number of blocks of the streaming kernel: no more than steps, and up to 255 that share a tile.

@@ -92,27 +92,25 @@ func (g Gemm) maps(xBox, wBox int) (x, w TensorMap) {
 	return x, w
 }
 
-func (g Gemm) f32Flag() int32 {
-	if g.F32Out {
-		return 1
-	}
-	return 0
-}
-
-// tiled is the wgmma kernel for many rows. Of its two tile widths the one whose last wave wastes less wins; the narrow
-// one is charged for its lower speed.
-func (g Gemm) tiled(q Queue) error {
-	gpu := q.Target()
+// wgmmaTiles is the tiles of a wgmma kernel for many rows: the end of its name, columns of a tile, blocks of a cluster, stages of
+// the ring. Of the two widths the one whose last wave wastes less wins; the narrow one is charged for its lower speed.
+func wgmmaTiles(sms, m, n int, swiglu bool) (name string, width, cluster, stages int) {
 	out := 256
-	if g.SwiGLU {
+	if swiglu {
 		out = 128
 	}
-	wide := ceilDiv(ceilDiv(g.M, 256)*ceilDiv(g.N, out), gpu.SMs/2) * 256
-	narrow := ceilDiv(ceilDiv(g.M, 128)*ceilDiv(g.N, out/2), gpu.SMs) * 128 * 5 / 4
-	name, width, cluster, stages := "256_pair", 256, 2, 4
+	wide := ceilDiv(ceilDiv(m, 256)*ceilDiv(n, out), sms/2) * 256
+	narrow := ceilDiv(ceilDiv(m, 128)*ceilDiv(n, out/2), sms) * 128 * 5 / 4
 	if narrow < wide {
-		name, width, cluster, stages = "128", 128, 1, 6
+		return "128", 128, 1, 6
 	}
+	return "256_pair", 256, 2, 4
+}
+
+// tiled is the wgmma kernel for many rows.
+func (g Gemm) tiled(q Queue) error {
+	gpu := q.Target()
+	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, g.SwiGLU)
 	if g.SwiGLU {
 		name += "_swiglu"
 	}
@@ -120,7 +118,7 @@ func (g Gemm) tiled(q Queue) error {
 	return q.Launch(Launch{Kernel: fmt.Sprintf("gemm_sm90_%v_%s", g.Type, name), Grid: [3]int{gpu.SMs / cluster * cluster, 1, 1}, Block: 384, Cluster: cluster,
 		Shared: stages*(128+width)*128 + 1024, Overlap: true, Args: []Arg{
 			{"x", x}, {"w", w}, {"y", g.Y}, {"bias", g.Bias}, {"residual", g.Residual}, {"y_stride", g.YStride}, {"residual_stride", g.ResidualStride},
-			{"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", g.f32Flag()}}})
+			{"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", bit(g.F32Out)}}})
 }
 
 // stream is the kernel that reads the weights once, for few rows.
@@ -148,7 +146,7 @@ func (g Gemm) stream(q Queue) error {
 	grid := min(gpu.SMs, tiles*steps, 256*tiles)
 	return q.Launch(Launch{Kernel: name, Grid: [3]int{grid, 1, 1}, Block: 384, Shared: stages*(256+columns)*128 + 1024, Overlap: !g.Computed, Args: []Arg{
 		{"x", x}, {"w", w}, {"y", g.Y}, {"bias", g.Bias}, {"residual", g.Residual}, {"scratch", g.Scratch}, {"flags", g.Flags},
-		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", g.f32Flag()}}})
+		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", bit(g.F32Out)}}})
 }
 
 // portable is the mma.sync kernel, and the FMA kernel for f32.
@@ -167,5 +165,5 @@ func (g Gemm) portable(q Queue) error {
 	}
 	return q.Launch(Launch{Kernel: name, Grid: [3]int{ceilDiv(g.N, columns), ceilDiv(g.M, rows), 1}, Block: block, Shared: shared, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"y", g.Y}, {"x", g.X}, {"w", g.W}, {"bias", g.Bias}, {"residual", g.Residual}, {"x_stride", g.XStride}, {"w_stride", g.WStride},
-		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", g.f32Flag()}}})
+		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", bit(g.F32Out)}}})
 }

@@ -236,6 +236,14 @@ type Queue interface {
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
+// bit is a condition as kernels take it.
+func bit(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 func aligned16(op string, named ...Arg) error {
 	for _, a := range named {
 		if p := a.Value.(Pointer); p.Addr%16 != 0 {

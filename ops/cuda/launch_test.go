@@ -51,6 +51,18 @@ func layer(m int) []interface{ Launch(Queue) error } {
 	}
 }
 
+// holdGolden compares a text with its file in testdata; -update writes it.
+func holdGolden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".txt")
+	if *update {
+		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got, "%s: run go test -update and read the difference", path)
+}
+
 func TestLaunchListGolden(t *testing.T) {
 	for name, gpu := range targets {
 		for _, m := range []int{1, 16, 2048} {
@@ -62,14 +74,7 @@ func TestLaunchListGolden(t *testing.T) {
 				}
 				require.NoError(t, l.Launch(r))
 			}
-			path := filepath.Join("testdata", fmt.Sprintf("%s_m%d.txt", name, m))
-			if *update {
-				require.NoError(t, os.MkdirAll("testdata", 0o755))
-				require.NoError(t, os.WriteFile(path, []byte(r.String()), 0o644))
-			}
-			want, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.Equal(t, string(want), r.String(), "%s: run go test -update and read the difference", path)
+			holdGolden(t, fmt.Sprintf("%s_m%d", name, m), r.String())
 		}
 	}
 }

@@ -45,12 +45,6 @@ func (r Route) Launch(q Queue) error {
 	}
 	each := 8 * (2*r.Router.Experts + groups + (r.Router.TopK+1)/2)
 	warps := min(4, max(1, 48<<10/each))
-	flag := func(b bool) int32 {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	size := "any"
 	for _, most := range []int{256, 128} {
 		if r.Router.Experts <= most {
@@ -60,7 +54,7 @@ func (r Route) Launch(q Queue) error {
 	return q.Launch(Launch{Kernel: "moe_route_" + size, Grid: [3]int{ceilDiv(r.T, warps), 1, 1}, Block: 32 * warps, Shared: each * warps, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"logits", r.Logits}, {"bias", r.Bias}, {"ids", r.IDs}, {"weights", r.Weights}, {"scale", math.Float64bits(scale)},
 		{"tokens", int32(r.T)}, {"experts", int32(r.Router.Experts)}, {"top_k", int32(r.Router.TopK)}, {"groups", int32(groups)}, {"keep", int32(r.Router.KeepGroups)},
-		{"sigmoid", flag(r.Router.Sigmoid)}, {"renormalize", flag(r.Router.Renormalize)}, {"choose", flag(!r.Given)},
+		{"sigmoid", bit(r.Router.Sigmoid)}, {"renormalize", bit(r.Router.Renormalize)}, {"choose", bit(!r.Given)},
 		{"logits_type", int32(r.LogitsType)}, {"bias_type", int32(r.BiasType)}, {"weights_type", int32(r.WeightsType)}, {"warps", int32(warps)}}})
 }
 
@@ -82,13 +76,13 @@ func (l Logits) Launch(q Queue) error {
 	case l.T == 0:
 		return nil
 	}
-	return q.Launch(Launch{Kernel: "moe_logits_" + l.Type.String(), Grid: [3]int{ceilDiv(l.N, 16), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: streamArgs(l.Y, l.X, l.W, Pointer{}, Pointer{}, Pointer{}, Pointer{}, l.T, l.N, l.K, 1, 0, 0, 1)})
+	return q.Launch(Launch{Kernel: "moe_logits_" + l.Type.String(), Grid: [3]int{ceilDiv(l.N, 16), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: streamArgs(l.Y, l.X, l.W, Pointer{}, Pointer{}, Pointer{}, Pointer{}, l.T, l.N, l.K, 1, 0, false, 1)})
 }
 
 // streamArgs are the arguments of the streaming kernels.
-func streamArgs(y, x, w, up, ids, sharedW, sharedUp Pointer, m, n, k, experts, divide, byExpert, topK int) []Arg {
+func streamArgs(y, x, w, up, ids, sharedW, sharedUp Pointer, m, n, k, experts, divide int, byExpert bool, topK int) []Arg {
 	return []Arg{{"y", y}, {"x", x}, {"w", w}, {"up", up}, {"ids", ids}, {"shared_w", sharedW}, {"shared_up", sharedUp}, {"m", int32(m)}, {"n", int32(n)}, {"k", int32(k)},
-		{"experts", int32(experts)}, {"divide", int32(divide)}, {"by_expert", int32(byExpert)}, {"top_k", int32(topK)}, {"pad", int32(0)}}
+		{"experts", int32(experts)}, {"divide", int32(divide)}, {"by_expert", bit(byExpert)}, {"top_k", int32(topK)}, {"pad", int32(0)}}
 }
 
 // Experts launches y[t] = sum over c of weights[t,c] down_e (silu(gate_e x[t]) * (up_e x[t])), e = ids[t,c], + residual[t],
@@ -248,16 +242,13 @@ func (x Experts) stream(q Queue, y, from, w, up, sharedW, sharedUp Pointer, n, k
 	if !up.IsNil() {
 		columns /= 2
 	}
-	m, byExpert := x.T*x.TopK, 0
-	if m >= x.E {
-		byExpert = 1
-	}
+	m := x.T * x.TopK
 	few := ""
 	if x.T <= 8 {
 		few = "_8"
 	}
 	return q.Launch(Launch{Kernel: fmt.Sprintf("moe_stream_%v_%d%s%s", x.Type, parts, few, suffix(up)), Grid: [3]int{ceilDiv(n, columns), min(m, x.E) + x.shared(), 1}, Block: 256, Overlap: q.Target().Hopper(),
-		Args: streamArgs(y, from, w, up, x.IDs, sharedW, sharedUp, m, n, k, x.E, divide, byExpert, x.TopK)})
+		Args: streamArgs(y, from, w, up, x.IDs, sharedW, sharedUp, m, n, k, x.E, divide, m >= x.E, x.TopK)})
 }
 
 // tiles is one product of sorted rows by the portable kernels.
@@ -295,13 +286,9 @@ func (x Experts) combine(q Queue, rows, position Pointer) error {
 	if x.D%per == 0 && x.Y.Addr%16 == 0 && x.Residual.Addr%16 == 0 {
 		packed, units = 1, x.D/per
 	}
-	f32 := int32(0)
-	if x.WeightsF32 {
-		f32 = 1
-	}
 	block := min(256, (units+31)/32*32)
 	return q.Launch(Launch{Kernel: "moe_combine_" + x.Type.String(), Grid: [3]int{x.T, min(ceilDiv(units, block), 64), 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"y", x.Y}, {"rows", rows}, {"weights", x.Weights}, {"residual", x.Residual}, {"position", position}, {"ids", x.IDs},
-		{"top_k", int32(x.TopK)}, {"d", int32(x.D)}, {"experts", int32(x.E)}, {"weights_f32", f32}, {"packed", packed},
+		{"top_k", int32(x.TopK)}, {"d", int32(x.D)}, {"experts", int32(x.E)}, {"weights_f32", bit(x.WeightsF32)}, {"packed", packed},
 		{"shared", int32(x.shared())}, {"tokens", int32(x.T)}, {"pad", int32(0)}}})
 }

@@ -2,8 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,18 +9,6 @@ import (
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/ops"
 )
-
-// holdGolden compares a text with its file.
-func holdGolden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name+".txt")
-	if *update {
-		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), got, "%s: run go test -update and read the difference", path)
-}
 
 // The launches of a mixture by GPU, type and number of tokens.
 func TestExpertsLaunchGolden(t *testing.T) {

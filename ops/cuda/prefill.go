@@ -117,13 +117,9 @@ func (a AttentionPrefill) Launch(q Queue) error {
 	if tiles == 0 {
 		return nil
 	}
-	causal := int32(0)
-	if a.Causal {
-		causal = 1
-	}
 	overlap := q.Target().Hopper()
 	tail := []Arg{{"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"lq", int32(a.Lq)}, {"lk", int32(a.Lk)}, {"tokens", int32(r.Tokens)}, {"page_log2", int32(log2)},
-		{"window", int32(a.Window)}, {"causal", causal}, {"scale", a.Scale}, {"softcap", a.Softcap}}
+		{"window", int32(a.Window)}, {"causal", bit(a.Causal)}, {"scale", a.Scale}, {"softcap", a.Softcap}}
 	table := []Arg{{"qo_indptr", r.QoIndptr}, {"tile_batch", r.TileBatch}, {"tile_index", r.TileIndex}, {"page_indptr", r.Indptr}, {"page_indices", r.Indices}, {"last_page_len", r.LastPageLen}}
 	if a.hopper(q.Target()) {
 		keys := 128

@@ -94,14 +94,8 @@ func (r Rotary) Launch(q Queue) error {
 	if codes {
 		kernel += "_e4m3"
 	}
-	early := int32(1)
-	if r.Computed || !q.Target().Hopper() {
-		early = 0
-	}
-	stream := int32(0)
-	if int64(r.T)*int64((r.Hq+r.Hk)*r.D*r.Type.Size()) > 32<<20 {
-		stream = 1
-	}
+	early := !r.Computed && q.Target().Hopper()
+	stream := int64(r.T)*int64((r.Hq+r.Hk)*r.D*r.Type.Size()) > 32<<20
 	block := min(256, (ceilDiv(r.Hq+r.Hk, 2)*lanes+31)/32*32)
 	if !whole {
 		kernel, block = kernel+"_any", min(256, ((r.Hq+r.Hk)*r.Rot/2+31)/32*32)
@@ -110,5 +104,5 @@ func (r Rotary) Launch(q Queue) error {
 		{"q_out", r.QOut}, {"k_out", r.KOut}, {"q", r.Q}, {"k", r.K}, {"q_weight", r.QWeight}, {"k_weight", r.KWeight}, {"cos", r.Cos}, {"sin", r.Sin},
 		{"positions", r.Positions}, {"k_pool", r.KPool}, {"v_pool", r.VPool}, {"v", r.V}, {"slots", r.Slots}, {"k_steps", r.KSteps}, {"v_steps", r.VSteps},
 		{"q_stride", r.QStride}, {"k_stride", r.KStride}, {"v_stride", r.VStride}, {"q_out_stride", r.QOutStride}, {"k_out_stride", r.KOutStride},
-		{"hq", int32(r.Hq)}, {"hk", int32(r.Hk)}, {"d", int32(r.D)}, {"rot", int32(r.Rot)}, {"max_positions", int32(r.MaxPositions)}, {"early", early}, {"stream", stream}, {"eps", r.Eps}}})
+		{"hq", int32(r.Hq)}, {"hk", int32(r.Hk)}, {"d", int32(r.D)}, {"rot", int32(r.Rot)}, {"max_positions", int32(r.MaxPositions)}, {"early", bit(early)}, {"stream", bit(stream)}, {"eps", r.Eps}}})
 }
