@@ -43,6 +43,14 @@ func device(t testing.TB) *Device {
 	return d
 }
 
+// each is a subtest beside its siblings: the device takes one call at a time, and the oracles have every core.
+func each(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		f(t)
+	})
+}
+
 // roundoff is the unit roundoff of a type.
 func roundoff(dt DType) float64 {
 	return map[DType]float64{BF16: 1. / 256, F16: 1. / 2048, F32: 1. / (1 << 24)}[dt]

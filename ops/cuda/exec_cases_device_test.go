@@ -11,6 +11,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -92,9 +93,10 @@ func TestDeviceExecutorCases(t *testing.T) {
 		}
 	}
 	for _, dt := range computes {
+		var mu sync.Mutex
 		onDevice, native := map[string]int{}, map[string]int{}
 		for _, c := range list {
-			t.Run(strings.ReplaceAll(fmt.Sprintf("%s/%s/%s", dt, c.Op, c.Name), " ", "_"), func(t *testing.T) {
+			each(t, strings.ReplaceAll(fmt.Sprintf("%s/%s/%s", dt, c.Op, c.Name), " ", "_"), func(t *testing.T) {
 				switch {
 				case dt != dtype.Float32 && c.Op == "kda_gate":
 					c.C = 16 * narrowBound * roundoffsOf(dt) // exp(A x) makes A, up to 15, times the rounding of x of it
@@ -118,6 +120,8 @@ func TestDeviceExecutorCases(t *testing.T) {
 				}
 				n := 0
 				c.Forward(t, dtype.Float32, once(t, dt, &n))
+				mu.Lock()
+				defer mu.Unlock()
 				if n > 0 {
 					onDevice[c.Op]++
 				} else {
@@ -125,7 +129,7 @@ func TestDeviceExecutorCases(t *testing.T) {
 				}
 			})
 		}
-		fmt.Printf("CASES\t%s\ton the device %v\tnative %v\n", dt, onDevice, native)
+		t.Cleanup(func() { fmt.Printf("CASES\t%s\ton the device %v\tnative %v\n", dt, onDevice, native) })
 	}
 }
 

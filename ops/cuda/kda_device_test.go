@@ -245,29 +245,31 @@ func TestDeviceKDAPrefill(t *testing.T) {
 				continue // the reference takes its time
 			}
 			for _, dt := range []DType{F32, BF16, F16} {
-				d := newKDAData(dt, h, 9, gate.decay, gate.spread, lens...)
-				states := append([]float64(nil), d.state...)
-				plain := make([]int32, len(slots))
-				size := h.HV * h.DK * h.DV
-				for i, s := range slots {
-					if plain[i] = s; s >= 0 && s&kdaFresh != 0 {
-						plain[i] = s &^ kdaFresh
-						clear(states[int(plain[i])*size:][:size])
+				each(t, fmt.Sprintf("%v/%+v/%s", dt, h, gate.name), func(t *testing.T) {
+					d := newKDAData(dt, h, 9, gate.decay, gate.spread, lens...)
+					states := append([]float64(nil), d.state...)
+					plain := make([]int32, len(slots))
+					size := h.HV * h.DK * h.DV
+					for i, s := range slots {
+						if plain[i] = s; s >= 0 && s&kdaFresh != 0 {
+							plain[i] = s &^ kdaFresh
+							clear(states[int(plain[i])*size:][:size])
+						}
 					}
-				}
-				want, wantState := d.reference(0.3, plain, states)
-				for _, chunked := range []bool{false, true} {
-					if chunked && (dt == F32 || min(h.DK, h.DV) < 16) {
-						continue
+					want, wantState := d.reference(0.3, plain, states)
+					for _, chunked := range []bool{false, true} {
+						if chunked && (dt == F32 || min(h.DK, h.DV) < 16) {
+							continue
+						}
+						o, st, _ := d.run(t, dt, chunked, slots, 0.3)
+						eo, es := rmsRatio(t, want, o), rmsRatio(t, wantState, st)
+						if chunked && h.DK == 128 {
+							fmt.Printf("KDA\t%v\t%+v\t%s\tchunked %v\to %.1e\tstate %.1e\n", dt, h, gate.name, chunked, eo, es)
+						}
+						require.Less(t, eo, kdaBound(dt), "chunked %v", chunked)
+						require.Less(t, es, kdaBound(dt), "chunked %v", chunked)
 					}
-					o, st, _ := d.run(t, dt, chunked, slots, 0.3)
-					eo, es := rmsRatio(t, want, o), rmsRatio(t, wantState, st)
-					if chunked && h.DK == 128 {
-						fmt.Printf("KDA\t%v\t%+v\t%s\tchunked %v\to %.1e\tstate %.1e\n", dt, h, gate.name, chunked, eo, es)
-					}
-					require.Less(t, eo, kdaBound(dt), "%v %+v %s chunked %v", dt, h, gate.name, chunked)
-					require.Less(t, es, kdaBound(dt), "%v %+v %s chunked %v", dt, h, gate.name, chunked)
-				}
+				})
 			}
 		}
 	}
