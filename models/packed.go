@@ -20,6 +20,10 @@ type Packed struct {
 	// Slots is how many requests the pools of recurrent states hold, for a
 	// model that has such states.
 	Slots int
+
+	// Cache is the type of the numbers in the pages: that of the graph, its zero
+	// value, or Float16 or BFloat16.
+	Cache dtype.DType
 }
 
 // The inputs of a packed graph, all int32.
@@ -97,7 +101,11 @@ type paged struct {
 
 // append puts the heads x [T,H,D] of the tokens into a pool of pages.
 func (p *paged) append(name string, x *graph.Node) *graph.Node {
-	pool := p.b.State(name, p.b.Float(), p.shape.Pages, p.shape.PageSize, x.Dim(-2), x.Dim(-1))
+	stored := p.shape.Cache
+	if stored == dtype.Invalid {
+		stored = p.b.Float()
+	}
+	pool := p.b.State(name, stored, p.shape.Pages, p.shape.PageSize, x.Dim(-2), x.Dim(-1))
 	return ops.AppendPages(pool, x, p.slots)
 }
 

@@ -39,9 +39,9 @@ func init() {
 // written. pages is a state; the result is the pool after the write, and who
 // reads the new content takes it from the result.
 //
-// A pool holds the type of x, bfloat16, or E4M3 with a step for each head
+// A pool holds the type of x, bfloat16, float16, or E4M3 with a step for each head
 // (float32 [H], a further input): a value is step times its code. Narrow values
-// are rounded to nearest, E4M3 saturates.
+// are rounded to nearest, float16 and E4M3 saturate.
 type AppendPagesOp struct{}
 
 // AppendPages adds an AppendPagesOp; steps are given for a pool of E4M3 alone.
@@ -70,8 +70,8 @@ func (AppendPagesOp) Infer(in []graph.Type) ([]graph.Type, error) {
 // computed with.
 func pool(name string, pages graph.Type, compute dtype.DType, steps []graph.Type) error {
 	e4m3 := pages.DType == dtype.Float8E4M3
-	if pages.DType != compute && pages.DType != dtype.BFloat16 && !e4m3 {
-		return fmt.Errorf("%s must hold %s, bfloat16 or float8_e4m3, got %s", name, compute, pages)
+	if pages.DType != compute && pages.DType != dtype.BFloat16 && pages.DType != dtype.Float16 && !e4m3 {
+		return fmt.Errorf("%s must hold %s, bfloat16, float16 or float8_e4m3, got %s", name, compute, pages)
 	}
 	if e4m3 != (len(steps) > 0) {
 		return fmt.Errorf("a pool takes steps when it holds float8_e4m3 and only then, %s is %s", name, pages)
@@ -88,6 +88,8 @@ func narrowPool(pages graph.Tensor, steps []graph.Tensor) (p native.NarrowPool, 
 	switch pages.DType {
 	case dtype.BFloat16:
 		p.BF16 = graph.Data[uint16](pages)
+	case dtype.Float16:
+		p.F16 = graph.Data[uint16](pages)
 	case dtype.Float8E4M3:
 		p.E4M3, p.Steps = graph.Data[uint8](pages), graph.Data[float32](steps[0])
 	default:
@@ -184,7 +186,7 @@ func appendRotary[T native.Float](c *graph.Call) error {
 //	kv_last_page_len int32 [R]
 //	k_steps, v_steps float32 [Hkv], for pools of E4M3 alone
 //
-// Pools hold the type of q, bfloat16 or E4M3, as AppendPagesOp writes them.
+// Pools hold the type of q, bfloat16, float16 or E4M3, as AppendPagesOp writes them.
 // Results: out [T,Hq,Dv] and lse [Hq,T]. The n queries of a request are the
 // last n of its tokens, whose keys and values are in the pages already. Rows
 // of q behind qo_indptr[R] belong to no request: out 0, lse -Inf. A request's

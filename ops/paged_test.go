@@ -12,13 +12,13 @@ import (
 	"github.com/seafan/seafan/ops/optest"
 )
 
-// TestNarrowPages appends to pools of bf16 and of E4M3 and attends to them: the
+// TestNarrowPages appends to pools of bf16, f16 and E4M3 and attends to them: the
 // result is that of the oracle on the rounded keys and values.
 func TestNarrowPages(t *testing.T) {
 	const tokens, hq, hkv, d, size = 9, 4, 2, 16, 4
 	steps := []float32{0.01, 0.02}
 	q, k, v := optest.Normals("q", tokens*hq*d, 1), optest.Normals("k", tokens*hkv*d, 1), optest.Normals("v", tokens*hkv*d, 1)
-	for _, store := range []dtype.DType{dtype.Float32, dtype.BFloat16, dtype.Float8E4M3} {
+	for _, store := range []dtype.DType{dtype.Float32, dtype.BFloat16, dtype.Float16, dtype.Float8E4M3} {
 		t.Run(store.String(), func(t *testing.T) {
 			b := graph.New()
 			f32 := func(name string, h int) *graph.Node { return b.Input(name, dtype.Float32, tokens, h, d) }
@@ -51,6 +51,8 @@ func TestNarrowPages(t *testing.T) {
 					switch s := float64(steps[i/d%hkv]); store {
 					case dtype.BFloat16:
 						y[i] = optest.BF16.Decode(optest.BF16.EncodeIEEE(f))
+					case dtype.Float16:
+						y[i] = optest.F16.Decode(optest.F16.Encode(f))
 					case dtype.Float8E4M3:
 						// The code of the float32 quotient, as the pool computes it.
 						y[i] = s * optest.E4M3.Decode(optest.E4M3.Encode(float64(float32(f)/float32(s))))
@@ -69,6 +71,6 @@ func TestNarrowPages(t *testing.T) {
 	ops.AppendPages(b.State("p", dtype.Float8E4M3, 1, 4, 2, 8), b.Input("x", dtype.Float32, 1, 2, 8), b.Input("slots", dtype.Int32, 1))
 	require.EqualError(t, b.Err(), "append_pages: a pool takes steps when it holds float8_e4m3 and only then, pages is float8_e4m3[1,4,2,8]")
 	b = graph.New()
-	ops.AppendPages(b.State("p", dtype.Float16, 1, 4, 2, 8), b.Input("x", dtype.Float32, 1, 2, 8), b.Input("slots", dtype.Int32, 1))
-	require.EqualError(t, b.Err(), "append_pages: pages must hold float32, bfloat16 or float8_e4m3, got float16[1,4,2,8]")
+	ops.AppendPages(b.State("p", dtype.Float8E5M2, 1, 4, 2, 8), b.Input("x", dtype.Float32, 1, 2, 8), b.Input("slots", dtype.Int32, 1))
+	require.EqualError(t, b.Err(), "append_pages: pages must hold float32, bfloat16, float16 or float8_e4m3, got float8_e5m2[1,4,2,8]")
 }

@@ -51,6 +51,7 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 		`-backend must be native or cuda, got "abacus"`:                                 {"-model", dir, "-prompt", "a", "-backend", "abacus"},
 		`-dtype must be bf16 or f32 where the native code computes, got "f16"`:          {"-model", dir, "-prompt", "a", "-backend", "native", "-dtype", "f16"},
 		`-dtype must be bf16, f16 or f32, got "f8"`:                                     {"-model", dir, "-prompt", "a", "-dtype", "f8"},
+		`-cache must be f32, f16 or bf16, got "f8"`:                                     {"-model", dir, "-prompt", "a", "-cache", "f8"},
 		"-logprobs needs -json":                                                         {"-model", dir, "-prompt", "a", "-logprobs"},
 		"-n must be 0 or above, got -1":                                                 {"-model", dir, "-prompt", "a", "-n", "-1"},
 		"-context must be 0 or above, got -1":                                           {"-model", dir, "-prompt", "a", "-context", "-1"},

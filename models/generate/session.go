@@ -53,6 +53,11 @@ type Options struct {
 	// much as rounding its activations once a layer makes.
 	Compute dtype.DType
 
+	// Cache is the type of the keys and values in pages: Float32, the default, or
+	// Float16 or BFloat16, which round them and take half the memory. Log-probabilities
+	// of SmolLM2 move by 0.0005 (rms) with Float16, 0.004 with BFloat16.
+	Cache dtype.DType
+
 	// Compile makes what runs a step's plan; default: graph.Plan.Native. The
 	// session closes what has a Close method.
 	Compile func(*graph.Plan) (graph.Executor, error)
@@ -105,6 +110,13 @@ func New(m Model, o Options) (*Session, error) {
 	case dtype.Invalid, dtype.Float32, dtype.BFloat16:
 	default:
 		return nil, &ParamError{"Compute", o.Compute, "float32 or bfloat16"}
+	}
+	switch o.Cache {
+	case dtype.Invalid, dtype.Float16, dtype.BFloat16:
+	case dtype.Float32:
+		o.Cache = dtype.Invalid // that of the graph
+	default:
+		return nil, &ParamError{"Cache", o.Cache, "float32, float16 or bfloat16"}
 	}
 	o.Chunk = max(o.Chunk, o.Requests) // every request can go on in every step
 	if o.Compile == nil {
@@ -468,7 +480,7 @@ func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
 
 // shape is that of the graphs of the session.
 func (s *Session) shape(tokens, requests int) models.Packed {
-	return models.Packed{Tokens: tokens, Requests: requests, Pages: s.pages(), PageSize: s.opts.PageSize, Indices: s.pages(), Slots: s.opts.Requests}
+	return models.Packed{Tokens: tokens, Requests: requests, Pages: s.pages(), PageSize: s.opts.PageSize, Indices: s.pages(), Slots: s.opts.Requests, Cache: s.opts.Cache}
 }
 
 // first is what the graphs take as the position of the first token of a request

@@ -168,6 +168,49 @@ func TestChunksInBF16(t *testing.T) {
 	require.EqualError(t, err, "generate: Compute must be float32 or bfloat16, got int32")
 }
 
+// TestNarrowCache holds the text over keys and values in 16 bits to one, near that
+// of float32, in half the memory.
+func TestNarrowCache(t *testing.T) {
+	m := small(t, 1)
+	prompt := []int32{5, 200, 31, 7, 9, 11, 250, 3, 3, 3, 90, 91, 92}
+	draws := generate.Sampling{Temperature: 1, Seed: 9}
+	text := func(o generate.Options) []int32 {
+		o.Context = 200
+		return write(t, must(generate.New(m, o)), prompt, draws, 40)
+	}
+	want := text(generate.Options{})
+	require.Equal(t, want, text(generate.Options{Cache: dtype.Float32}))
+	for _, dt := range []dtype.DType{dtype.Float16, dtype.BFloat16} {
+		got := text(generate.Options{Cache: dt})
+		same := 0
+		for i, id := range got {
+			if want[i] == id {
+				same++
+			}
+		}
+		require.Greater(t, same, 30)
+		require.Equal(t, got, text(generate.Options{Cache: dt, Chunk: 5}), "chunks")
+	}
+	session := func(dt dtype.DType) *generate.Session {
+		return must(generate.New(m, generate.Options{Context: 200, Cache: dt}))
+	}
+	request := func(s *generate.Session) *generate.Request {
+		r, err := s.Add(prompt, draws)
+		require.NoError(t, err)
+		_, err = r.Next(context.Background())
+		require.NoError(t, err)
+		return r
+	}
+	wide, narrow := request(session(dtype.Float32)), request(session(dtype.Float16))
+	require.Equal(t, wide.Memory().Pages, 2*narrow.Memory().Pages)
+	n, err := narrow.Snapshot()
+	require.NoError(t, err)
+	_, err = session(dtype.BFloat16).Restore(n)
+	require.EqualError(t, err, "generate: the snapshot keeps keys and values in another type than the session")
+	_, err = generate.New(m, generate.Options{Cache: dtype.Int32})
+	require.EqualError(t, err, "generate: Cache must be float32, float16 or bfloat16, got int32")
+}
+
 // TestBatchDoesNotChangeAText runs requests together, coming and going, and
 // alone.
 func TestBatchDoesNotChangeAText(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/generate"
 	"github.com/seafan/seafan/models/tokenizer"
@@ -77,7 +78,13 @@ func TestSmolLM2GreedyAndChat(t *testing.T) {
 	o := smolLM2(t)
 	template, err := generate.Template(o)
 	require.NoError(t, err)
-	s, err := generate.New(o, generate.Options{Context: 256})
+	for _, cache := range []dtype.DType{dtype.Float32, dtype.Float16} {
+		t.Run("cache in "+cache.String(), func(t *testing.T) { greedyAndChat(t, o, template, cache) })
+	}
+}
+
+func greedyAndChat(t *testing.T, o *models.Opened, template *chat.Template, cache dtype.DType) {
+	s, err := generate.New(o, generate.Options{Context: 256, Cache: cache})
 	require.NoError(t, err)
 	for _, g := range readSmolGolden(t).Greedy {
 		text := g.Prompt

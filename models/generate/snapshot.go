@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 )
 
@@ -89,6 +90,7 @@ type Snapshot struct {
 	prompt        int
 	given, cached int
 	pageSize      int
+	cache         dtype.DType
 	pools         map[string][]byte
 }
 
@@ -101,7 +103,7 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 		return nil, errors.New("generate: the request was removed")
 	}
 	n := &Snapshot{sampling: r.draws, tokens: slices.Clone(r.tokens), logs: slices.Clone(r.logs), prompt: r.prompt, given: r.given, cached: r.cached,
-		pageSize: s.opts.PageSize, pools: map[string][]byte{}}
+		pageSize: s.opts.PageSize, cache: s.opts.Cache, pools: map[string][]byte{}}
 	for _, p := range s.states.All() {
 		one := p.Type.Bytes() / p.Type.Shape[0]
 		rows := r.rows(p)
@@ -134,6 +136,8 @@ func (s *Session) Restore(n *Snapshot) (*Request, error) {
 		return nil, ErrBusy
 	case n.pageSize != s.opts.PageSize:
 		return nil, fmt.Errorf("generate: the snapshot has pages of %d tokens, the session of %d", n.pageSize, s.opts.PageSize)
+	case n.cache != s.opts.Cache:
+		return nil, errors.New("generate: the snapshot keeps keys and values in another type than the session")
 	case len(n.tokens) > s.opts.Context:
 		return nil, fmt.Errorf("%w: a snapshot of %d tokens, a context of %d", ErrContextFull, len(n.tokens), s.opts.Context)
 	case len(s.free) < pages:

@@ -85,11 +85,11 @@ func BenchmarkPagedDecode(b *testing.B) {
 				PagedAttention(near)
 			}
 		})
-		for _, format := range []*optest.Format{nil, optest.BF16, optest.E4M3} {
+		for _, format := range []*optest.Format{nil, optest.BF16, optest.F16, optest.E4M3} {
 			args, name, size := wide, "f32", 4
 			if format != nil {
 				args.NarrowK, args.NarrowV, _, _ = narrowPools(p, format)
-				name, size = format.Name, map[*optest.Format]int{optest.BF16: 2, optest.E4M3: 1}[format]
+				name, size = format.Name, map[*optest.Format]int{optest.BF16: 2, optest.F16: 2, optest.E4M3: 1}[format]
 			}
 			b.Run(fmt.Sprintf("%s_B%d_kv%d_H%d_%d_D%d", name, c.batch, c.keys, c.hq, c.hkv, c.d), func(b *testing.B) {
 				b.SetBytes(int64(c.batch * c.keys * c.hkv * c.d * 2 * size))

@@ -22,7 +22,7 @@ func (kv *kvSource[T]) rows(x *kvRows[T], s attnSeq, hk, j0, n int, buf []T) ([]
 	if kv.pages.PageSize > 0 {
 		at, there = kv.pages.run(s.b, j0, n)
 	}
-	if there == n && x.narrow.BF16 == nil && x.narrow.E4M3 == nil {
+	if there == n && !x.narrow.holds() {
 		return x.full[(at*x.hkv+hk)*x.width:], x.hkv * x.width
 	}
 	for j := 0; j < n; j += there {

@@ -2,19 +2,29 @@
 // them.
 package native
 
-import "math"
+import (
+	"math"
+	"unsafe"
+
+	"github.com/x448/float16"
+)
 
 // NarrowPool is a pool of keys or values in narrower numbers, with the shape of
-// a PagedArgs pool and in its place: bf16 (the upper half of a float32) or
-// E4M3, where a value of head h is Steps[h] times that of its code.
+// a PagedArgs pool and in its place: bf16 (the upper half of a float32), f16
+// (IEEE binary16), or E4M3, where a value of head h is Steps[h] times that of its
+// code.
 type NarrowPool struct {
 	BF16  []uint16
+	F16   []uint16
 	E4M3  []byte
 	Steps []float32 // [Hkv], of E4M3
 }
 
+// holds says that this is the pool, and not one of full numbers.
+func (p *NarrowPool) holds() bool { return p.BF16 != nil || p.F16 != nil || p.E4M3 != nil }
+
 // AppendNarrowPages is AppendPages for a narrow pool: row t of rows
-// [T,heads,width] is rounded to nearest (E4M3 saturates) into slot slots[t].
+// [T,heads,width] is rounded to nearest (f16 and E4M3 saturate) into slot slots[t].
 func AppendNarrowPages[T Float](pool NarrowPool, rows []T, slots []int32, heads, width int) {
 	s := kvRows[T]{narrow: pool, hkv: heads, width: width}
 	for t, slot := range slots {
@@ -38,6 +48,8 @@ func (s *kvRows[T]) read(to []T, token, hk int) {
 	switch {
 	case s.narrow.BF16 != nil:
 		fromBF16(to, s.narrow.BF16[at:at+len(to)])
+	case s.narrow.F16 != nil:
+		fromHalf(to, s.narrow.F16[at:at+len(to)])
 	case s.narrow.E4M3 != nil:
 		fp8DecodeSlice(to, s.narrow.E4M3[at:at+len(to)], E4M3)
 		scale(to, T(s.narrow.Steps[hk]))
@@ -55,6 +67,11 @@ func (s *kvRows[T]) write(token int, x []T) {
 		to := s.narrow.BF16[token*n:][:n]
 		for i, v := range x {
 			to[i] = bf16Of(float32(v))
+		}
+	case s.narrow.F16 != nil:
+		to := s.narrow.F16[token*n:][:n]
+		for i, v := range x {
+			to[i] = f16Of(float32(v))
 		}
 	case s.narrow.E4M3 != nil:
 		to := s.narrow.E4M3[token*n:][:n]
@@ -79,6 +96,29 @@ func fromBF16[T Float](y []T, x []uint16) {
 	for i := full; i < len(x); i++ {
 		y[i] = T(math.Float32frombits(uint32(x[i]) << 16))
 	}
+}
+
+// fromHalf is fromBF16 for f16.
+func fromHalf[T Float](y []T, x []uint16) {
+	y = y[:len(x)]
+	full := 0
+	if inAssembly[T]() {
+		step, of := codedSteps(CodedF16)
+		if full = len(x) / step * step; full > 0 {
+			of(f32p(y), (*byte)(unsafe.Pointer(&x[0])), full)
+		}
+	}
+	for i := full; i < len(x); i++ {
+		y[i] = T(fromF16(x[i]))
+	}
+}
+
+// maxF16 is the largest finite f16.
+const maxF16 = 65504
+
+// f16Of rounds to the nearest f16, ties to even, and saturates; NaN stays NaN.
+func f16Of(x float32) uint16 {
+	return float16.Fromfloat32(max(-maxF16, min(maxF16, x))).Bits()
 }
 
 // bf16Of rounds to the nearest bf16, ties to even; NaN stays NaN.

@@ -15,9 +15,12 @@ func narrowPools(c pagedCase, format *optest.Format) (k, v NarrowPool, heldK, he
 		var n NarrowPool
 		held := append([]float64(nil), pool...)
 		heads := c.truth.Hkv
-		if format == optest.BF16 {
+		switch format {
+		case optest.BF16:
 			n.BF16 = make([]uint16, len(pool))
-		} else {
+		case optest.F16:
+			n.F16 = make([]uint16, len(pool))
+		default:
 			n.E4M3 = make([]byte, len(pool))
 			for h := range heads {
 				n.Steps = append(n.Steps, 0x1p-6*float32(h+1))
@@ -30,9 +33,12 @@ func narrowPools(c pagedCase, format *optest.Format) (k, v NarrowPool, heldK, he
 			}
 			code := format.Encode(x / step)
 			held[i] = step * format.Decode(code)
-			if n.BF16 != nil {
+			switch format {
+			case optest.BF16:
 				n.BF16[i] = code
-			} else {
+			case optest.F16:
+				n.F16[i] = code
+			default:
 				n.E4M3[i] = byte(code)
 			}
 		}
@@ -46,7 +52,7 @@ func narrowPools(c pagedCase, format *optest.Format) (k, v NarrowPool, heldK, he
 // Attention over narrow pages is attention over the values that they hold, bit
 // for bit, and so the oracle's.
 func TestNarrowPages(t *testing.T) {
-	for name, format := range map[string]*optest.Format{"bf16": optest.BF16, "E4M3": optest.E4M3} {
+	for name, format := range map[string]*optest.Format{"bf16": optest.BF16, "f16": optest.F16, "E4M3": optest.E4M3} {
 		for caseName, c := range pagedCases() {
 			t.Run(name+", "+caseName, func(t *testing.T) {
 				k, v, heldK, heldV := narrowPools(c, format)
@@ -70,12 +76,13 @@ func TestNarrowPages(t *testing.T) {
 func TestNarrowAppend(t *testing.T) {
 	const tokens, heads, width = 3, 2, 8
 	rows := optest.Normals("rows", tokens*heads*width, 100)
-	copy(rows, []float64{0, math.Inf(1), math.Inf(-1), nan, 448, 464, -1000, 1e-30, 0x1p-9, 0x1p-10, 1.0625, 1 + 0x1p-8, 1 + 3*0x1p-8, -0x1p-133})
+	copy(rows, []float64{0, math.Inf(1), math.Inf(-1), nan, 448, 464, -1000, 65519, -1e5, 1e-30, 0x1p-24, 0x1p-25, 0x1p-9, 0x1p-10, 1.0625, 1 + 0x1p-8, 1 + 3*0x1p-8, -0x1p-133})
 	steps := []float32{1, 0.25}
 	x := optest.Cast[float32](rows)
 	slots := []int32{2, -1, 0}
-	bf16, e4m3 := make([]uint16, 4*heads*width), make([]byte, 4*heads*width)
+	bf16, f16, e4m3 := make([]uint16, 4*heads*width), make([]uint16, 4*heads*width), make([]byte, 4*heads*width)
 	AppendNarrowPages(NarrowPool{BF16: bf16}, x, slots, heads, width)
+	AppendNarrowPages(NarrowPool{F16: f16}, x, slots, heads, width)
 	AppendNarrowPages(NarrowPool{E4M3: e4m3, Steps: steps}, x, slots, heads, width)
 	for slot := range 4 {
 		for i := range heads * width {
@@ -84,13 +91,15 @@ func TestNarrowAppend(t *testing.T) {
 			if tk, ok := token[slot]; ok {
 				v := float64(x[tk*heads*width+i])
 				if math.IsNaN(v) {
-					require.True(t, optest.BF16.IsNaN(bf16[at]) && optest.E4M3.IsNaN(uint16(e4m3[at])))
+					require.True(t, optest.BF16.IsNaN(bf16[at]) && optest.F16.IsNaN(f16[at]) && optest.E4M3.IsNaN(uint16(e4m3[at])))
 					continue
 				}
 				require.Equal(t, optest.BF16.EncodeIEEE(v), bf16[at], v)
+				require.Equal(t, optest.F16.Encode(v), f16[at], v)
 				require.Equal(t, optest.E4M3.Encode(v/float64(steps[i/width])), uint16(e4m3[at]), v)
 			} else {
 				require.Zero(t, bf16[at])
+				require.Zero(t, f16[at])
 				require.Zero(t, e4m3[at])
 			}
 		}

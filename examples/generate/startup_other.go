@@ -1,0 +1,6 @@
+//go:build !linux
+
+package main
+
+// forgetStartup does nothing here.
+func forgetStartup() {}
