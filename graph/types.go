@@ -129,6 +129,14 @@ func alignedSlice(n int) []byte {
 	return b[off : off+n : off+n]
 }
 
+// Memory is n bytes of zeros from the start of a cache line on, in large pages
+// where the system has them.
+func Memory(n int) []byte { return alignedBytes(n) }
+
+// MachineMemory is the memory of the machine, or what the process may have of
+// it, in bytes; 0: not known.
+func MachineMemory() int { return machineMemory() }
+
 // CheckMemory is an error for what cannot be held in the memory of this machine,
 // where that is known (on Linux): asking for it would end the process.
 func CheckMemory(what string, bytes int) error {

@@ -168,3 +168,57 @@ func TestLatentProductsOnStoredWeights(t *testing.T) {
 		require.Equal(t, want, got, "%s", stored)
 	}
 }
+
+// TestPanelsFollowTheirWeight: a plan whose weights have panels gives the same
+// bits, and those of the new value when a weight changes.
+func TestPanelsFollowTheirWeight(t *testing.T) {
+	const n, k = 70, 96
+	for _, stored := range []dtype.DType{dtype.BFloat16, dtype.Float16} {
+		ps := graph.NewParams()
+		weight := func(name string) *graph.Param {
+			p, err := ps.Add(name, graph.T(stored, n, k), false)
+			require.NoError(t, err)
+			return p
+		}
+		set := func(p *graph.Param, seed string) {
+			for i, v := range optest.Normals(seed, n*k, 1) {
+				if stored == dtype.BFloat16 {
+					graph.Data[dtype.BF16](p.Tensor())[i] = dtype.ToBF16(float32(v))
+				} else {
+					dtype.FromFloat32(graph.Data[dtype.F16](p.Tensor())[i:i+1], []float32{float32(v)})
+				}
+			}
+			p.Touch()
+		}
+		a, c := weight("a"), weight("c")
+		set(a, "a")
+		set(c, "c")
+		x := optest.Cast[float32](optest.Normals("x", 2*k, 1))
+		run := func(panels bool) (out [][]byte) {
+			b := graph.New(graph.Share(ps))
+			in := b.Input("x", dtype.Float32, 2, k)
+			plan, err := b.Plan(ops.Linear(in, b.Param("a", n, k)), ops.Linear(in, b.Param("c", n, k)))
+			require.NoError(t, err)
+			if panels {
+				ops.FillPanels(plan, 0.5)
+			}
+			r, err := plan.Native(graph.Poison())
+			require.NoError(t, err)
+			require.NoError(t, r.Do(context.Background(), graph.Feeds{"x": x}))
+			for _, o := range plan.Outputs {
+				value, err := r.Value(o)
+				require.NoError(t, err)
+				out = append(out, append([]byte(nil), value.Bytes()...))
+			}
+			return out
+		}
+		want := run(false)
+		ops.FillPanels(nil, 0.5)
+		require.Equal(t, want, run(true))
+		set(c, "another")
+		stale := run(false)
+		require.Equal(t, want[0], stale[0])
+		require.NotEqual(t, want[1], stale[1], "panels of the old value are not used")
+		require.Equal(t, stale, run(true))
+	}
+}

@@ -116,15 +116,22 @@ func (o LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
-	o := c.Op.(LinearOp)
-	if mem, coding, ok := coded(w, o.Coding); ok {
-		native.LinearCoded(graph.Data[float32](c.Out[0]), graph.Data[float32](x), mem, data[float32](c.In, 2), coding, o.Rows,
-			rows(x.Type), w.Shape[0], last(x.Type))
+	if mem, coding, ok := coded(w, c.Op.(LinearOp).Coding); ok {
+		p := codedLinear(c, mem, coding)
+		native.LinearsCoded(graph.Data[float32](x), rows(x.Type), last(x.Type), []native.CodedLinear{p})
 		return nil
 	}
 	native.Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2),
 		rows(x.Type), w.Shape[0], w.Shape[1])
 	return nil
+}
+
+// codedLinear is a linear on a weight that is read as it is stored.
+func codedLinear(c *graph.Call, mem []byte, coding Coding) native.CodedLinear {
+	return native.CodedLinear{
+		Y: graph.Data[float32](c.Out[0]), W: mem, Panels: panelsOf(c, 1), Bias: data[float32](c.In, 2),
+		Coding: coding, Rows: c.Op.(LinearOp).Rows, N: c.In[1].Shape[0],
+	}
 }
 
 // linearTogether runs linears of one x in one launch where all weights are read
@@ -136,11 +143,10 @@ func linearTogether(calls []graph.Call) error {
 	together := len(calls) <= len(ps) && m <= native.CodedFew
 	for i := 0; i < len(calls) && together; i++ {
 		c := &calls[i]
-		w, o := c.In[1], c.Op.(LinearOp)
 		var mem []byte
 		var coding Coding
-		if mem, coding, together = coded(w, o.Coding); together {
-			ps[i] = native.CodedLinear{Y: graph.Data[float32](c.Out[0]), W: mem, Bias: data[float32](c.In, 2), Coding: coding, Rows: o.Rows, N: w.Shape[0]}
+		if mem, coding, together = coded(c.In[1], c.Op.(LinearOp).Coding); together {
+			ps[i] = codedLinear(c, mem, coding)
 		}
 	}
 	if together {

@@ -107,7 +107,7 @@ const codedCols = 64
 // codedArgs are the arguments of one launch; cols is what a unit takes.
 type codedArgs struct {
 	y, x, bias    []float32
-	w             []byte
+	w, panels     []byte // panels may be nil
 	ids           []int32
 	coding        Coding
 	order         Rows

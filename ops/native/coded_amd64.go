@@ -64,3 +64,18 @@ func (t *codedTile) stream(c Coding) {
 		streamQ4_1(t)
 	}
 }
+
+//go:noescape
+func panelBF16(t *panelTile)
+
+//go:noescape
+func panelF16(t *panelTile)
+
+// run computes the panel's product.
+func (t *panelTile) run(c Coding) {
+	if c == CodedF16 {
+		panelF16(t)
+		return
+	}
+	panelBF16(t)
+}

@@ -7,3 +7,5 @@ package native
 func codedSteps(Coding) (step int, of func(y *float32, x *byte, n int)) { return 1, nil }
 
 func (t *codedTile) stream(Coding) {}
+
+func (t *panelTile) run(Coding) {}

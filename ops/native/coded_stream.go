@@ -48,6 +48,7 @@ func streamCols(n int) int { return codedTileCols * min(max(n/codedTileCols/64, 
 type CodedLinear struct {
 	Y      []float32
 	W      []byte
+	Panels []byte // of W as FillPanels writes them, or nil
 	Bias   []float32
 	Coding Coding
 	Rows   Rows
@@ -65,11 +66,16 @@ func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
 		p := &ps[0]
 		ps = ps[1:]
 		a := codedArgs{y: p.Y, x: x, w: p.W, bias: p.Bias, coding: p.Coding, order: p.Rows, m: m, n: p.N, k: k}
+		if len(p.Panels) > 0 && p.Rows == 0 {
+			a.panels = p.Panels
+		}
 		if !a.streams() {
 			LinearCoded(p.Y, x, p.W, p.Bias, p.Coding, p.Rows, m, p.N, k)
 			continue
 		}
-		a.cols = streamCols(a.n)
+		if a.cols = panelCols; a.panels == nil {
+			a.cols = streamCols(a.n)
+		}
 		g.of[g.n] = a
 		g.n++
 		g.units += ceilDiv(a.n, a.cols)
@@ -129,6 +135,10 @@ func (g *streamArgs) unit(unit int) {
 
 // stream computes columns of y.
 func (a *codedArgs) stream(unit int) {
+	if a.panels != nil && (unit+1)*panelCols <= a.n {
+		a.panel(unit)
+		return
+	}
 	row := a.coding.Bytes(a.k)
 	end := min((unit+1)*a.cols, a.n)
 	for j := unit * a.cols; j < end; j += codedTileCols {

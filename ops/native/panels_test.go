@@ -1,0 +1,135 @@
+package native
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// panelsOf are the panels of a weight; none where this CPU has no use for them.
+func panelsOf(c Coding, w []byte, n, k int) []byte {
+	p := make([]byte, c.Panels(n, k))
+	if len(p) > 0 {
+		FillPanels(p, w, n, k)
+	}
+	return p
+}
+
+func TestPanelsHoldTheWordsOfTheirDefinition(t *testing.T) {
+	const n, k = 100, 96
+	r := rand.New(rand.NewPCG(1, 9))
+	w := randomCoded(r, CodedBF16, n*k)
+	p := panelsOf(CodedBF16, w, n, k)
+	if gemmKernel < avx512Kernel {
+		require.Empty(t, p)
+		t.Skip("this CPU has no use for panels")
+	}
+	require.Len(t, p, 96*k*2)
+	at := func(row, j int) uint16 { return binary.LittleEndian.Uint16(w[(row*k+j)*2:]) }
+	for row := range 96 {
+		for j := 0; j < k; j += 2 {
+			word := binary.LittleEndian.Uint32(p[row/32*32*k*2+(j/2*32+row%32)*4:])
+			require.Equal(t, uint32(at(row, j))<<16|uint32(at(row, j+1)), word, "row %d, k %d", row, j)
+		}
+	}
+	for _, c := range []Coding{CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+		require.Zero(t, c.Panels(n, k))
+	}
+	require.Zero(t, CodedBF16.Panels(n, 40))
+}
+
+// TestPanelsGiveTheBitsOfTheWeight: another order in memory changes no result.
+func TestPanelsGiveTheBitsOfTheWeight(t *testing.T) {
+	defer SetWorkers(0)
+	r := rand.New(rand.NewPCG(1, 8))
+	for _, c := range []Coding{CodedBF16, CodedF16} {
+		for _, s := range [][2]int{{32, 32}, {64, 256}, {31, 64}, {97, 288}, {130, 544}, {560, 576}, {64, 1536}} {
+			n, k := s[0], s[1]
+			w := randomCoded(r, c, n*k)
+			wide := make([]float32, n*k)
+			c.widen(wide, w)
+			for m := 1; m <= gemmFew+1; m++ {
+				x, bias := normals[float32](r, m*k), normals[float32](r, n)
+				for _, b := range [][]float32{nil, bias} {
+					want := make([]float32, m*n)
+					Linear(want, x, wide, b, m, n, k)
+					for _, workers := range []int{1, 2, 7} {
+						SetWorkers(workers)
+						got := make([]float32, m*n+1)
+						fill(got, float32(math.NaN()))
+						got[m*n] = 7 // the guard
+						LinearsCoded(x, m, k, []CodedLinear{{Y: got, W: w, Panels: panelsOf(c, w, n, k), Bias: b, Coding: c, N: n}})
+						require.Equal(t, append(want[:m*n:m*n], 7), got, "%s m %d n %d k %d", c, m, n, k)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestPanelsOfOddNumbers holds NaN, infinite, subnormal and signed zero weights
+// and activations to the bits of wide weights.
+func TestPanelsOfOddNumbers(t *testing.T) {
+	const n, k = 64, 320
+	r := rand.New(rand.NewPCG(9, 8))
+	for _, c := range []Coding{CodedBF16, CodedF16} {
+		for m := 1; m <= gemmFew; m++ {
+			w := make([]byte, c.Bytes(n*k))
+			for i := range w {
+				w[i] = byte(r.Uint32())
+			}
+			x := make([]float32, m*k)
+			for i := range x {
+				x[i] = math.Float32frombits(r.Uint32())
+			}
+			for i := range n / 2 { // rows that are finite, others are NaN before long
+				for j := range k {
+					binary.LittleEndian.PutUint16(w[c.Bytes(i*k+j):], uint16(r.IntN(8))|uint16(r.IntN(2))<<15)
+				}
+			}
+			wide := make([]float32, n*k)
+			c.widen(wide, w)
+			want, got := make([]float32, m*n), make([]float32, m*n)
+			Linear(want, x, wide, nil, m, n, k)
+			LinearsCoded(x, m, k, []CodedLinear{{Y: got, W: w, Panels: panelsOf(c, w, n, k), Coding: c, N: n}})
+			for i, v := range want {
+				if v != v { // one NaN is as good as another
+					require.True(t, got[i] != got[i], "%d", i)
+					want[i], got[i] = 0, 0
+				}
+			}
+			requireSameBits(t, want, got)
+		}
+	}
+}
+
+// BenchmarkPanels is one row or four on panels of 256 MB, the weights of many
+// layers of 1536x576.
+func BenchmarkPanels(b *testing.B) {
+	const n, k, layers = 1536, 576, 150
+	for _, c := range []Coding{CodedBF16, CodedF16} {
+		if c.Panels(n, k) == 0 {
+			b.Skip("this CPU has no use for panels")
+		}
+		w := make([]byte, c.Bytes(n*k))
+		panels := make([]byte, layers*len(w))
+		for l := range layers {
+			FillPanels(panels[l*len(w):][:len(w)], w, n, k)
+		}
+		for _, m := range []int{1, 4} {
+			x, y := make([]float32, m*k), make([]float32, m*n)
+			b.Run(fmt.Sprintf("%s/m%d", c, m), func(b *testing.B) {
+				b.SetBytes(int64(len(panels)))
+				for b.Loop() {
+					for l := range layers {
+						LinearsCoded(x, m, k, []CodedLinear{{Y: y, W: w, Panels: panels[l*len(w):][:len(w)], Coding: c, N: n}})
+					}
+				}
+			})
+		}
+	}
+}

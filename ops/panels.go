@@ -1,0 +1,93 @@
+package ops
+
+import (
+	"sync"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops/native"
+)
+
+// This file keeps panels beside weights of linears that are stored in 16 bits: a
+// copy in the order in which a product of few rows reads memory.
+
+const panelsKey = "panels"
+
+// weightPanels are those of a version of a weight.
+type weightPanels struct {
+	mu      sync.RWMutex
+	version uint64
+	mem     []byte
+}
+
+func newWeightPanels() any { return &weightPanels{} }
+
+// panelsOf are the panels of input i, nil where there are none of its value.
+func panelsOf(c *graph.Call, i int) []byte {
+	p := c.Param(i)
+	if p == nil {
+		return nil
+	}
+	w := p.Attach(panelsKey, newWeightPanels).(*weightPanels)
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if w.version != p.Version() {
+		return nil
+	}
+	return w.mem
+}
+
+// FillPanels makes panels of the weights in 16 bits that the linears of a plan
+// read, all in one piece of memory in the order of the steps. They are used by
+// native runs of any plan on the same parameters until a value changes, and
+// change no bit of a result. Where this CPU has no use for them, or they would
+// take more than share of the machine's memory or that is not known, it makes
+// none.
+func FillPanels(plan *graph.Plan, share float64) {
+	type job struct {
+		p      *graph.Param
+		to     *weightPanels
+		coding Coding
+		bytes  int
+	}
+	var jobs []job
+	total := 0
+	if plan == nil {
+		return
+	}
+	seen := map[*graph.Param]bool{}
+	for _, s := range plan.Steps {
+		o, ok := s.Node.Op().(LinearOp)
+		if !ok || o.Coding != 0 {
+			continue
+		}
+		p := s.Node.In()[1].Param()
+		if p == nil || seen[p] || !p.HasValue() {
+			continue
+		}
+		seen[p] = true
+		_, coding, ok := coded(p.Tensor(), 0)
+		if !ok {
+			continue
+		}
+		to := p.Attach(panelsKey, newWeightPanels).(*weightPanels)
+		to.mu.RLock()
+		there := to.mem != nil && to.version == p.Version()
+		to.mu.RUnlock()
+		if n := coding.Panels(p.Type.Shape[0], p.Type.Shape[1]); n > 0 && !there {
+			jobs, total = append(jobs, job{p, to, coding, n}), total+n
+		}
+	}
+	if total == 0 || float64(total) > share*float64(graph.MachineMemory()) {
+		return
+	}
+	mem := graph.Memory(total)
+	for _, j := range jobs {
+		version := j.p.Version()
+		part := mem[:j.bytes:j.bytes]
+		mem = mem[j.bytes:]
+		native.FillPanels(part, j.p.Tensor().Bytes(), j.p.Type.Shape[0], j.p.Type.Shape[1])
+		j.to.mu.Lock()
+		j.to.mem, j.to.version = part, version
+		j.to.mu.Unlock()
+	}
+}
