@@ -27,7 +27,7 @@ var gemmCases = []gemmCase{
 func TestDeviceGemm(t *testing.T) {
 	for _, dt := range allTypes {
 		for _, c := range gemmCases {
-			each(t, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testGemm(t, dt, c) })
+			each(t, 5, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testGemm(t, dt, c) })
 		}
 	}
 }

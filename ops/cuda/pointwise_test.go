@@ -20,7 +20,7 @@ func TestDeviceRMSNorm(t *testing.T) {
 	for _, dt := range allTypes {
 		for _, c := range []struct{ rows, d int }{{1, 8}, {3, 63}, {5, 1000}, {64, 4096}, {2, 16384}, {2, 40000}} {
 			for _, residual := range []bool{false, true} {
-				each(t, fmt.Sprintf("%v/%dx%d/residual=%v", dt, c.rows, c.d, residual), func(t *testing.T) {
+				each(t, 5, fmt.Sprintf("%v/%dx%d/residual=%v", dt, c.rows, c.d, residual), func(t *testing.T) {
 					b := newBench(t)
 					r := rand.New(rand.NewPCG(1, uint64(c.d)))
 					n := c.rows * c.d
@@ -67,7 +67,7 @@ func normBound(dt DType) float64 {
 func TestDeviceLayerNorm(t *testing.T) {
 	for _, dt := range allTypes {
 		for _, c := range []struct{ rows, d int }{{1, 8}, {3, 63}, {5, 1000}, {64, 4096}, {2, 16384}} {
-			each(t, fmt.Sprintf("%v/%dx%d", dt, c.rows, c.d), func(t *testing.T) {
+			each(t, 4, fmt.Sprintf("%v/%dx%d", dt, c.rows, c.d), func(t *testing.T) {
 				b := newBench(t)
 				r := rand.New(rand.NewPCG(2, uint64(c.d)))
 				n := c.rows * c.d
@@ -102,7 +102,7 @@ func TestDeviceGated(t *testing.T) {
 	for gate, f := range gates {
 		for _, dt := range allTypes {
 			for _, c := range []struct{ rows, f int }{{1, 8}, {3, 63}, {7, 1000}, {4, 14336}} {
-				each(t, fmt.Sprintf("%v/%v/%dx%d", gate, dt, c.rows, c.f), func(t *testing.T) {
+				each(t, 5, fmt.Sprintf("%v/%v/%dx%d", gate, dt, c.rows, c.f), func(t *testing.T) {
 					b := newBench(t)
 					r := rand.New(rand.NewPCG(3, uint64(c.f)))
 					x := normal(r, dt, c.rows*2*c.f, 2)
@@ -127,7 +127,7 @@ func TestDeviceGated(t *testing.T) {
 
 func TestDeviceAddAndEmbedding(t *testing.T) {
 	for _, dt := range allTypes {
-		each(t, dt.String(), func(t *testing.T) {
+		each(t, 1, dt.String(), func(t *testing.T) {
 			b := newBench(t)
 			r := rand.New(rand.NewPCG(4, 4))
 			const n = 10007
@@ -171,7 +171,7 @@ func TestDeviceRotary(t *testing.T) {
 					if codes && !c.cache {
 						continue
 					}
-					each(t, fmt.Sprintf("%v/%v/%+v/%v", dt, pairing, c, codes), func(t *testing.T) {
+					each(t, 11, fmt.Sprintf("%v/%v/%+v/%v", dt, pairing, c, codes), func(t *testing.T) {
 						testRotary(t, dt, pairing, c.t, c.hq, c.hk, c.d, c.rot, c.norm, c.cache, codes)
 					})
 				}

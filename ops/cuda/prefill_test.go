@@ -40,7 +40,7 @@ func TestDeviceAttentionPrefill(t *testing.T) {
 	for _, dt := range []DType{BF16, F16} {
 		for _, c := range prefillCases {
 			for _, portable := range []bool{false, true} {
-				each(t, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) { testPrefill(t, dt, c, portable) })
+				each(t, 7, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) { testPrefill(t, dt, c, portable) })
 			}
 		}
 	}
@@ -173,7 +173,7 @@ func TestDeviceAttentionRagged(t *testing.T) {
 			{[]int{300}, []int{300}, 2, 1, 256, 128, true, -1},
 		} {
 			for _, portable := range []bool{false, true} {
-				each(t, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) {
+				each(t, 5, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) {
 					b := newBench(t)
 					r := rand.New(rand.NewPCG(11, uint64(c.d)))
 					indptr := []int32{0}
