@@ -135,6 +135,8 @@ type pass struct {
 	build      func(n *graph.Node, in []*graph.Node) *graph.Node
 	narrow     func(t dtype.DType) bool // the weight may be stored so; nil: never
 	again      func(n *graph.Node) bool // a linear done before is to be done anew; nil: never
+
+	others func(n *graph.Node, in []*graph.Node) []*graph.Node // what becomes of nodes that are no linears, where no Include says what alone is; nil: nothing
 }
 
 func (p pass) run(b *graph.Builder, f Filter, into *graph.Builder) (*graph.Builder, *Report, error) {
@@ -152,10 +154,13 @@ func (p pass) run(b *graph.Builder, f Filter, into *graph.Builder) (*graph.Build
 		return nil, nil, err
 	}
 	sub := func(n *graph.Node, in []*graph.Node) []*graph.Node {
-		if !chosen[n] {
-			return nil
+		switch {
+		case chosen[n]:
+			return []*graph.Node{p.build(n, in)}
+		case p.others != nil && len(f.Include) == 0:
+			return p.others(n, in)
 		}
-		return []*graph.Node{p.build(n, in)}
+		return nil
 	}
 	var nb *graph.Builder
 	if into == nil {

@@ -12,7 +12,8 @@ import (
 // float type of the graph (see ops.BF16LinearOp), forward and backward. By
 // default routers and norms stay as they are, and there is no size threshold.
 // Linears that FP8 has taken stay FP8; weights stored as bfloat16 take part and
-// are read as they are.
+// are read as they are. Attention multiplies in bf16 too (see ops.AttentionOp),
+// unless Include says what alone does; that on pages does not.
 func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 	p := pass{
 		name: "bf16", mode: "products of bf16, sums of " + floatName(b), done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"},
@@ -20,6 +21,13 @@ func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 		narrow: func(t dtype.DType) bool { return t == dtype.BFloat16 },
 		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
 			return ops.BF16LinearAs(n.Label(), in[0], in[1], in[2:]...)
+		},
+		others: func(n *graph.Node, in []*graph.Node) []*graph.Node {
+			if o, ok := n.Op().(ops.AttentionOp); ok && !o.BF16 {
+				o.BF16 = true
+				return graph.ApplyAll(n.Label(), o, in...)
+			}
+			return nil
 		},
 	}
 	nb, report, err := p.run(b, f, nil)

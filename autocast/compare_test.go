@@ -31,6 +31,24 @@ func TestBF16KeepsTheGraph(t *testing.T) {
 	for i := range was {
 		require.Equal(t, words(strings.Replace(was[i], " linear ", " bf16_linear ", 1)), words(is[i]))
 	}
+	attention := func(b *graph.Builder) (all, narrow int) {
+		for _, n := range b.Nodes() {
+			if o, ok := n.Op().(ops.AttentionOp); ok {
+				all++
+				if o.BF16 {
+					narrow++
+				}
+			}
+		}
+		return all, narrow
+	}
+	all, narrow := attention(nb)
+	require.Equal(t, all, narrow)
+	require.NotZero(t, all)
+	some, _, err := autocast.BF16(b, autocast.Filter{Include: []string{"*.mlp.*"}})
+	require.NoError(t, err)
+	_, narrow = attention(some)
+	require.Zero(t, narrow)
 	twice, _, err := autocast.BF16(nb, autocast.Filter{})
 	require.NoError(t, err)
 	r, err := twice.Plan(twice.Out("loss"))

@@ -67,6 +67,7 @@ type AttentionOp struct {
 	Scale   float64 // 0: 1/sqrt(D)
 	Window  int     // keep the last Window keys up to the diagonal; 0: all
 	Softcap float64 // c > 0: cap(s) = c tanh(s/c)
+	BF16    bool    // natively, products of operands rounded to bf16 (see native.AttentionArgs); a device has the type of its plan
 
 	Mask, KVLen, Sinks, Ragged bool // which of the further inputs there are
 }
@@ -77,6 +78,7 @@ type AttentionOptions struct {
 	Scale   float64
 	Window  int
 	Softcap float64
+	BF16    bool
 	Mask    *graph.Node
 	KVLen   *graph.Node
 	Sinks   *graph.Node
@@ -92,7 +94,7 @@ func Attention(q, k, v *graph.Node, opts AttentionOptions) *graph.Node {
 
 // AttentionLSE is Attention with lse, for results that are merged later.
 func AttentionLSE(q, k, v *graph.Node, opts AttentionOptions) (out, lse *graph.Node) {
-	o := AttentionOp{Causal: opts.Causal, Scale: opts.Scale, Window: opts.Window, Softcap: opts.Softcap,
+	o := AttentionOp{Causal: opts.Causal, Scale: opts.Scale, Window: opts.Window, Softcap: opts.Softcap, BF16: opts.BF16,
 		Mask: opts.Mask != nil, KVLen: opts.KVLen != nil, Sinks: opts.Sinks != nil, Ragged: opts.QOIndptr != nil || opts.KVIndptr != nil}
 	in := []*graph.Node{q, k, v}
 	for _, n := range []*graph.Node{opts.Mask, opts.KVLen, opts.Sinks, opts.QOIndptr, opts.KVIndptr} {
@@ -243,7 +245,7 @@ func attentionArgs[T native.Float](o AttentionOp, in []graph.Tensor) (native.Att
 	a := native.AttentionArgs[T]{
 		Q: graph.Data[T](q), K: graph.Data[T](k), V: graph.Data[T](v),
 		B: q.Shape[0], Lq: q.Shape[r-3], Lk: k.Shape[r-3], Hq: q.Shape[r-2], Hkv: k.Shape[r-2], D: q.Shape[r-1], Dv: v.Shape[r-1],
-		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window,
+		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window, BF16: o.BF16,
 	}
 	rest := in[3:]
 	if o.Mask {

@@ -42,7 +42,7 @@ type Options struct {
 	Keep      int  `json:"keep"`       // newest checkpoints to keep, beside the best
 }
 
-// Compute says what the linears multiply. Weights, moments and sums are float32
+// Compute says what linears and attention multiply. Weights, moments and sums are float32
 // in any case.
 type Compute string
 

@@ -30,6 +30,11 @@ type AttentionArgs[T Float] struct {
 	Sinks   []T     // [Hq]: a logit that joins the sum of its head's softmax; nil for none
 	Mask    AttentionMask
 
+	// BF16 rounds the operands of the products to bf16: q, k, v, dout, the
+	// probabilities and the gradient of the scores, subnormal numbers to zero.
+	// Sums, the softmax, lse and the results stay T.
+	BF16 bool
+
 	KVLen             []int32 // [B], dense only; nil means Lk everywhere
 	QIndptr, KVIndptr []int32 // [B+1], both or neither
 }
@@ -65,7 +70,7 @@ func forwardOf[T Float](a *AttentionArgs[T]) attnForward[T] {
 type attnHeads[T Float] struct {
 	b, lq, lk, hq, hkv, g, d, dv int
 	scale, softcap               T
-	causal                       bool
+	causal, bf16                 bool
 	window                       int
 	mask                         AttentionMask
 	kvLen, qIndptr, kvIndptr     []int32
@@ -76,7 +81,7 @@ func headsOf[T Float](a *AttentionArgs[T]) attnHeads[T] {
 	return attnHeads[T]{
 		b: a.B, lq: a.Lq, lk: a.Lk, hq: a.Hq, hkv: a.Hkv, g: a.Hq / max(a.Hkv, 1), d: a.D, dv: a.Dv,
 		scale: scoreScale[T](a.Scale, a.D), softcap: T(a.Softcap),
-		causal: a.Causal, window: a.Window, mask: a.Mask,
+		causal: a.Causal, bf16: a.BF16, window: a.Window, mask: a.Mask,
 		kvLen: a.KVLen, qIndptr: a.QIndptr, kvIndptr: a.KVIndptr,
 	}
 }
@@ -268,6 +273,9 @@ func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 		w.keep(f.part(unit%heads, split))
 	} else {
 		w.finish()
+	}
+	if w.inPairs {
+		giveScratch(w.pairs.buf)
 	}
 	giveScratch(w.buf)
 }

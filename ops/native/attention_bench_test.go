@@ -37,6 +37,8 @@ func BenchmarkAttention(b *testing.B) {
 	} {
 		name := fmt.Sprintf("B%d_H%d_%d_T%d_D%d_causal=%v", a.B, a.Hq, a.Hkv, a.Lq, a.D, a.Causal)
 		r := attnBench(a)
+		half := attnBench(a)
+		half.args.BF16 = true
 		report := func(b *testing.B, products float64) {
 			b.ReportMetric(products*attnProducts(a)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 		}
@@ -49,6 +51,18 @@ func BenchmarkAttention(b *testing.B) {
 		b.Run(name+"/backward", func(b *testing.B) {
 			for b.Loop() {
 				AttentionGrad(r.args)
+			}
+			report(b, 5)
+		})
+		b.Run(name+"/forward_bf16", func(b *testing.B) {
+			for b.Loop() {
+				Attention(half.args.AttentionArgs)
+			}
+			report(b, 2)
+		})
+		b.Run(name+"/backward_bf16", func(b *testing.B) {
+			for b.Loop() {
+				AttentionGrad(half.args)
 			}
 			report(b, 5)
 		})

@@ -12,6 +12,18 @@ import (
 
 var nan = math.NaN()
 
+// attnInBF16 makes newAttnRun ask for products of bf16.
+var attnInBF16 bool
+
+// eachProducts runs a test with float products and with those of bf16.
+func eachProducts(t *testing.T, test func(t *testing.T)) {
+	t.Cleanup(func() { attnInBF16 = false })
+	for _, bf16 := range []bool{false, true} {
+		attnInBF16 = bf16
+		t.Run(fmt.Sprint("bf16 ", bf16), test)
+	}
+}
+
 // runAttention runs a in float32 on buffers full of NaN.
 func runAttention(t *testing.T, a optest.Attention, q, k, v, dout []float64) AttentionGradArgs[float32] {
 	t.Helper()
@@ -28,7 +40,9 @@ func ones(n int) []float64 {
 	return x
 }
 
-func TestA01_RowThatSeesNothing(t *testing.T) {
+func TestA01_RowThatSeesNothing(t *testing.T) { eachProducts(t, a01RowThatSeesNothing) }
+
+func a01RowThatSeesNothing(t *testing.T) {
 	for name, a := range map[string]optest.Attention{
 		"mask":             {Mask: []bool{true, true, false, false}, MaskShape: []int{1, 2, 2}},
 		"causal and mask":  {Mask: []bool{true, false, false, false}, MaskShape: []int{1, 2, 2}, Causal: true},
@@ -61,7 +75,9 @@ func TestA01_RowThatSeesNothing(t *testing.T) {
 	}
 }
 
-func TestA02_HiddenNaNChangesNothing(t *testing.T) {
+func TestA02_HiddenNaNChangesNothing(t *testing.T) { eachProducts(t, a02HiddenNaNChangesNothing) }
+
+func a02HiddenNaNChangesNothing(t *testing.T) {
 	a := optest.Attention{B: 1, Lq: 3, Lk: 2, Hq: 1, Hkv: 1, D: 4, Dv: 4, Mask: []bool{true, false}, MaskShape: []int{1, 2}}
 	q, dout := optest.Normals("q", 12, 1), optest.Normals("dout", 12, 1)
 	for _, bad := range []float64{nan, math.Inf(1), math.Inf(-1)} {
@@ -84,7 +100,9 @@ func TestA02_HiddenNaNChangesNothing(t *testing.T) {
 
 // A key that some queries see and others do not: NaN reaches only the former,
 // forward and backward, and a query with NaN only the keys that it sees.
-func TestA02_NaNReachesOnlyWhoSeesIt(t *testing.T) {
+func TestA02_NaNReachesOnlyWhoSeesIt(t *testing.T) { eachProducts(t, a02NaNReachesOnlyWhoSeesIt) }
+
+func a02NaNReachesOnlyWhoSeesIt(t *testing.T) {
 	a := optest.Attention{B: 1, Lq: 200, Lk: 200, Hq: 2, Hkv: 1, D: 4, Dv: 4, Causal: true, Window: 50}
 	nq, nk := a.Lq*a.Hq*a.D, a.Lk*a.D
 	q, k, v, dout := optest.Normals("q", nq, 1), optest.Normals("k", nk, 1), optest.Normals("v", nk, 1), optest.Normals("dout", nq, 1)
@@ -146,7 +164,9 @@ func TestA02_LowLogitsAreNotMasked(t *testing.T) {
 	require.InDelta(t, -1e5+math.Ln2, float64(got.LSE[0]), 1e-2)
 }
 
-func TestA03_CausalIsBottomRight(t *testing.T) {
+func TestA03_CausalIsBottomRight(t *testing.T) { eachProducts(t, a03CausalIsBottomRight) }
+
+func a03CausalIsBottomRight(t *testing.T) {
 	for _, c := range []struct {
 		lq, lk int
 		want   []float32
@@ -163,7 +183,9 @@ func TestA03_CausalIsBottomRight(t *testing.T) {
 	}
 }
 
-func TestA04_QueryHeadReadsItsGroup(t *testing.T) {
+func TestA04_QueryHeadReadsItsGroup(t *testing.T) { eachProducts(t, a04QueryHeadReadsItsGroup) }
+
+func a04QueryHeadReadsItsGroup(t *testing.T) {
 	a := optest.Attention{B: 1, Lq: 1, Lk: 1, Hq: 4, Hkv: 2, D: 2, Dv: 1}
 	got := runAttention(t, a, ones(8), ones(4), []float64{10, 20}, []float64{1, 2, 3, 4})
 	require.Equal(t, []float32{10, 10, 20, 20}, got.Out)
@@ -179,7 +201,9 @@ func TestA07_AnyHeadDim(t *testing.T) {
 	}
 }
 
-func TestA08_EmptyKeysOfADenseBatch(t *testing.T) {
+func TestA08_EmptyKeysOfADenseBatch(t *testing.T) { eachProducts(t, a08EmptyKeysOfADenseBatch) }
+
+func a08EmptyKeysOfADenseBatch(t *testing.T) {
 	kvLen := []int32{0, 3, 0, 5}
 	a := optest.Attention{B: 4, Lq: 2, Lk: 6, Hq: 9, Hkv: 3, D: 8, Dv: 8, KVLen: kvLen, Causal: true}
 	q := optest.Normals("q", a.B*a.Lq*a.Hq*a.D, 1)
@@ -209,6 +233,10 @@ func TestA08_EmptyKeysOfADenseBatch(t *testing.T) {
 }
 
 func TestAttentionIsBitEqualForAnyWorkers(t *testing.T) {
+	eachProducts(t, attentionIsBitEqualForAnyWorkers)
+}
+
+func attentionIsBitEqualForAnyWorkers(t *testing.T) {
 	defer SetWorkers(0)
 	a := optest.Attention{B: 1, Lq: 700, Lk: 700, Hq: 4, Hkv: 2, D: 16, Dv: 16, Causal: true, Sinks: []float64{0, 1, 2, 3}}
 	n := 700 * 4 * 16
@@ -227,7 +255,9 @@ func TestAttentionIsBitEqualForAnyWorkers(t *testing.T) {
 	}
 }
 
-func TestAttentionDoesNotAllocate(t *testing.T) {
+func TestAttentionDoesNotAllocate(t *testing.T) { eachProducts(t, attentionDoesNotAllocate) }
+
+func attentionDoesNotAllocate(t *testing.T) {
 	r := attnBench(optest.Attention{B: 2, Lq: 150, Lk: 150, Hq: 4, Hkv: 2, D: 16, Dv: 16, Causal: true})
 	require.Zero(t, testing.AllocsPerRun(20, func() {
 		Attention(r.args.AttentionArgs)
@@ -310,7 +340,9 @@ func TestAttentionGradientByDifferences(t *testing.T) {
 
 // Every size may be 0: nothing is read out of range, and what is written is what
 // a row without keys gives.
-func TestAttentionOfNothing(t *testing.T) {
+func TestAttentionOfNothing(t *testing.T) { eachProducts(t, attentionOfNothing) }
+
+func attentionOfNothing(t *testing.T) {
 	for _, c := range []optest.Attention{
 		{B: 0, Lq: 3, Lk: 3, Hq: 2, Hkv: 1, D: 4, Dv: 4},
 		{B: 2, Lq: 0, Lk: 3, Hq: 2, Hkv: 1, D: 4, Dv: 4},
@@ -334,7 +366,9 @@ func TestAttentionOfNothing(t *testing.T) {
 // A score of -Inf that is seen is no mask: it weighs 0 beside finite ones, in
 // the first tile, in a tile of its own and in a part of its own; and where a
 // row has no other the formula gives NaN.
-func TestInfiniteScores(t *testing.T) {
+func TestInfiniteScores(t *testing.T) { eachProducts(t, infiniteScores) }
+
+func infiniteScores(t *testing.T) {
 	for _, lk := range []int{2, 300, 1100} {
 		a := optest.Attention{B: 1, Lq: 1, Lk: lk, Hq: 1, Hkv: 1, D: 1, Dv: 1, Scale: 1}
 		k, v := make([]float64, lk), ones(lk)
@@ -355,7 +389,9 @@ func TestInfiniteScores(t *testing.T) {
 }
 
 // NaN behind a mask that hides a key from some rows only.
-func TestA02_MaskHidesNaNFromSomeRows(t *testing.T) {
+func TestA02_MaskHidesNaNFromSomeRows(t *testing.T) { eachProducts(t, a02MaskHidesNaNFromSomeRows) }
+
+func a02MaskHidesNaNFromSomeRows(t *testing.T) {
 	a := optest.Attention{B: 1, Lq: 40, Lk: 3, Hq: 2, Hkv: 1, D: 4, Dv: 4, MaskShape: []int{1, 40, 3}}
 	a.Mask = make([]bool, 120)
 	for i := range a.Mask {

@@ -121,15 +121,24 @@ func attnDeltaTile[T Float](g *attnBackward[T], unit int) {
 	s := g.seq(unit / g.tiles / g.hq)
 	head := unit / g.tiles % g.hq
 	i0 := unit % g.tiles * attnGradRows
+	rounded := takeScratch[T](g.dv)
 	for i := i0; i < min(i0+attnGradRows, s.lq); i++ {
 		at := (s.q0+i)*g.hq + head
 		l := g.lseAt(s, head) + i
-		g.delta[l] = dot(g.dout[at*g.dv:(at+1)*g.dv], g.out[at*g.dv:])
+		dout := g.dout[at*g.dv : (at+1)*g.dv]
+		if g.bf16 {
+			// As the products have it: a query that sees one key then has a
+			// gradient of 0.
+			roundBF16(rounded[:g.dv], dout)
+			dout = rounded[:g.dv]
+		}
+		g.delta[l] = dot(dout, g.out[at*g.dv:])
 		if len(g.dlse) > 0 {
 			g.delta[l] -= g.dlse[l]
 		}
 		clear(g.gq[at*g.d : (at+1)*g.d])
 	}
+	giveScratch(rounded)
 }
 
 // attnSinkGrad computes dsinks of one head.
@@ -185,6 +194,9 @@ func attnBackwardPart[T Float](g *attnBackward[T], unit int) {
 	for j0 := part * attnKeys; j0 < limit; j0 += g.parts * attnKeys {
 		w.keyTile(j0, min(attnKeys, limit-j0))
 	}
+	if w.inPairs {
+		giveScratch(w.pairs.buf)
+	}
 	giveScratch(w.buf)
 }
 
@@ -198,21 +210,24 @@ type attnGradState[T Float] struct {
 	buf        []T
 	kt, vt     []T // [D,attnKeys], [Dv,attnKeys] keys and values, transposed
 	p, ds      []T // [attnGradRows,attnKeys]
-	k, q, dout []T // copies without NaN and Inf, for tiles that are seen in part
+	k, q, dout []T // copies without NaN and Inf, for tiles that are seen in part; q and dout rounded where bf16 is
+	rounded    []T // [attnKeys,max(D,Dv)] keys or values, rounded
+
+	inPairs bool // products go through words
+	pairs   attnGradPairs
 }
 
 func (w *attnGradState[T]) open() {
 	g := w.g
-	w.buf = takeScratch[T](attnKeys*(2*g.d+g.dv) + attnGradRows*(2*attnKeys+g.d+g.dv))
-	rest := w.buf
-	cut := func(n int) []T {
-		b := rest[:n:n]
-		rest = rest[n:]
-		return b
-	}
+	w.buf = takeScratch[T](attnKeys*(2*g.d+g.dv+max(g.d, g.dv)) + attnGradRows*(2*attnKeys+g.d+g.dv))
+	cut := cutter(w.buf)
 	w.kt, w.vt, w.k = cut(attnKeys*g.d), cut(attnKeys*g.dv), cut(attnKeys*g.d)
 	w.p, w.ds = cut(attnGradRows*attnKeys), cut(attnGradRows*attnKeys)
 	w.q, w.dout = cut(attnGradRows*g.d), cut(attnGradRows*g.dv)
+	w.rounded = cut(attnKeys * max(g.d, g.dv))
+	if w.inPairs = g.multipliesPairs(); w.inPairs {
+		w.openPairs()
+	}
 }
 
 // clearPart sets what this unit will add to dq to zero.
@@ -241,55 +256,85 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 		return
 	}
 	k, v := g.k[row*g.d:], g.v[row*g.dv:]
-	packTransposed(w.kt, k, ldk, g.d, n, attnKeys)
-	packTransposed(w.vt, v, ldv, g.dv, n, attnKeys)
+	if w.inPairs {
+		w.keyPairs(k, ldk, v, ldv, n)
+	} else {
+		w.loadKeys(k, ldk, v, ldv, n)
+	}
 	first, last := g.queries(w.s, j0, j0+n)
 	for head := w.hk * g.g; head < (w.hk+1)*g.g; head++ {
 		for i0 := first / attnGradRows * attnGradRows; i0 < last; i0 += attnGradRows {
 			rows := min(attnGradRows, w.s.lq-i0)
 			view := g.view(w.s, head, 1, i0, i0+rows-1, j0, n)
-			if view == attnNone {
-				continue
-			}
-			step := rows
-			if view == attnPart {
-				step = attnStep
-			}
-			for r := 0; r < rows; r += step {
-				w.pair(head, i0, r, min(r+step, rows), j0, n, view)
-			}
-			at := (w.s.q0+i0)*g.hq + head
-			q, dout, ldq, ldo := g.q[at*g.d:], g.dout[at*g.dv:], g.hq*g.d, g.hq*g.dv
-			keys, ldkeys := k, ldk
-			if view == attnPart {
-				q, ldq = w.mendQueries(w.q, q, ldq, g.d, w.ds, gk, ldk, head, i0, rows, j0, n)
-				dout, ldo = w.mendQueries(w.dout, dout, ldo, g.dv, w.p, gv, ldv, head, i0, rows, j0, n)
-				keys, ldkeys = w.mendKeys(k, ldk, head, i0, rows, j0, n)
-			}
-			for r := 0; r < rows; r += step {
-				end := min(r+step, rows)
-				lo, hi := g.partOf(w.s, i0+r, i0+end-1, j0, n)
-				if lo == hi {
-					continue
-				}
-				m, p, ds := end-r, w.p[r*attnKeys+lo:], w.ds[r*attnKeys+lo:]
-				gemmSerial(true, false, hi-lo, g.dv, m, 1, p, attnKeys, dout[r*ldo:], ldo, 1, gv[lo*ldv:], ldv)
-				gemmSerial(true, false, hi-lo, g.d, m, 1, ds, attnKeys, q[r*ldq:], ldq, 1, gk[lo*ldk:], ldk)
-				gemmSerial(false, false, m, g.d, hi-lo, 1, ds, attnKeys, keys[lo*ldkeys:], ldkeys, 1, w.dq[(at+r*g.hq)*g.d:], g.hq*g.d)
+			switch {
+			case view == attnNone:
+			case w.inPairs:
+				w.blockPairs(gk, ldk, gv, ldv, k, head, i0, rows, j0, n, view)
+			default:
+				w.block(gk, ldk, gv, ldv, k, head, i0, rows, j0, n, view)
 			}
 		}
 	}
 }
 
-// pair computes p and scale ds of queries i0+from..i0+end of a head and the
-// keys of j0..j0+n that they see, zero where a single query does not see one.
-func (w *attnGradState[T]) pair(head, i0, from, end, j0, n int, view attnView) {
+// loadKeys fills kt and vt for the float products, and rounded with the keys.
+func (w *attnGradState[T]) loadKeys(k []T, ldk int, v []T, ldv, n int) {
 	g := w.g
-	at := (w.s.q0+i0+from)*g.hq + head
+	if g.bf16 {
+		v, ldv = roundRows(w.rounded, v, ldv, n, g.dv)
+	}
+	packTransposed(w.vt, v, ldv, g.dv, n, attnKeys)
+	if g.bf16 {
+		k, ldk = roundRows(w.rounded, k, ldk, n, g.d)
+	}
+	packTransposed(w.kt, k, ldk, g.d, n, attnKeys)
+}
+
+// block adds what queries i0..i0+rows of a head and the keys of a tile give: to
+// gk and gv, the rows of the keys with strides ldk and ldv, and to dq.
+func (w *attnGradState[T]) block(gk []T, ldk int, gv []T, ldv int, keys []T, head, i0, rows, j0, n int, view attnView) {
+	g := w.g
+	at := (w.s.q0+i0)*g.hq + head
+	q, dout, ldq, ldo, ldkeys := g.q[at*g.d:], g.dout[at*g.dv:], g.hq*g.d, g.hq*g.dv, ldk
+	if g.bf16 {
+		q, ldq = roundRows(w.q, q, ldq, rows, g.d)
+		dout, ldo = roundRows(w.dout, dout, ldo, rows, g.dv)
+		keys, ldkeys = w.rounded, g.d
+	}
+	step := rows
+	if view == attnPart {
+		step = attnStep
+	}
+	for r := 0; r < rows; r += step {
+		w.pair(q, ldq, dout, ldo, head, i0, r, min(r+step, rows), j0, n, view)
+	}
+	if view == attnPart {
+		q, ldq = w.mendQueries(w.q, q, ldq, g.d, w.ds, gk, ldk, head, i0, rows, j0, n)
+		dout, ldo = w.mendQueries(w.dout, dout, ldo, g.dv, w.p, gv, ldv, head, i0, rows, j0, n)
+		keys, ldkeys = w.mendKeys(keys, ldkeys, head, i0, rows, j0, n)
+	}
+	for r := 0; r < rows; r += step {
+		end := min(r+step, rows)
+		lo, hi := g.partOf(w.s, i0+r, i0+end-1, j0, n)
+		if lo == hi {
+			continue
+		}
+		m, p, ds := end-r, w.p[r*attnKeys+lo:], w.ds[r*attnKeys+lo:]
+		gemmSerial(true, false, hi-lo, g.dv, m, 1, p, attnKeys, dout[r*ldo:], ldo, 1, gv[lo*ldv:], ldv)
+		gemmSerial(true, false, hi-lo, g.d, m, 1, ds, attnKeys, q[r*ldq:], ldq, 1, gk[lo*ldk:], ldk)
+		gemmSerial(false, false, m, g.d, hi-lo, 1, ds, attnKeys, keys[lo*ldkeys:], ldkeys, 1, w.dq[(at+r*g.hq)*g.d:], g.hq*g.d)
+	}
+}
+
+// pair computes p and scale ds of queries i0+from..i0+end of a head and the
+// keys of j0..j0+n that they see, zero where a single query does not see one. q
+// and dout are those of i0.
+func (w *attnGradState[T]) pair(q []T, ldq int, dout []T, ldo, head, i0, from, end, j0, n int, view attnView) {
+	g := w.g
 	lo, hi := g.partOf(w.s, i0+from, i0+end-1, j0, n)
 	p, ds := w.p[from*attnKeys+lo:], w.ds[from*attnKeys+lo:]
-	gemmSerial(false, false, end-from, hi-lo, g.d, g.scale, g.q[at*g.d:], g.hq*g.d, w.kt[lo:], attnKeys, 0, p, attnKeys)
-	gemmSerial(false, false, end-from, hi-lo, g.dv, 1, g.dout[at*g.dv:], g.hq*g.dv, w.vt[lo:], attnKeys, 0, ds, attnKeys)
+	gemmSerial(false, false, end-from, hi-lo, g.d, g.scale, q[from*ldq:], ldq, w.kt[lo:], attnKeys, 0, p, attnKeys)
+	gemmSerial(false, false, end-from, hi-lo, g.dv, 1, dout[from*ldo:], ldo, w.vt[lo:], attnKeys, 0, ds, attnKeys)
 	stat := g.lseAt(w.s, head) + i0
 	for r := from; r < end; r++ {
 		p, ds := w.p[r*attnKeys:r*attnKeys+hi], w.ds[r*attnKeys:r*attnKeys+hi]
@@ -307,6 +352,10 @@ func (w *attnGradState[T]) pair(head, i0, from, end, j0, n int, view attnView) {
 		if view == attnPart && g.mask.Keep != nil {
 			g.drop(p, w.s, head, i0+r, j0+a, 0)
 			g.drop(ds, w.s, head, i0+r, j0+a, 0)
+		}
+		if g.bf16 {
+			roundBF16(p, p)
+			roundBF16(ds, ds)
 		}
 	}
 }

@@ -95,7 +95,7 @@ func newAttnRun[T Float](a optest.Attention, q, k, v, dout, dlse []float64) *att
 		Q: r.in(q), K: r.in(k), V: r.in(v),
 		B: a.B, Lq: a.Lq, Lk: a.Lk, Hq: a.Hq, Hkv: a.Hkv, D: a.D, Dv: a.Dv,
 		Scale: a.Scale, Softcap: a.Softcap, Causal: a.Causal, Window: a.Window,
-		KVLen: a.KVLen, Mask: maskOf(a),
+		KVLen: a.KVLen, Mask: maskOf(a), BF16: attnInBF16,
 	}
 	r.args.DQ, r.args.DK, r.args.DV = r.fresh(len(q)), r.fresh(len(k)), r.fresh(len(v))
 	if a.Sinks != nil {

@@ -29,27 +29,32 @@ type attnState[T Float] struct {
 	k, v []T // gathered keys and values, where they do not lie in rows
 	m, l []T // [rows] running maximum and sum
 	seen [attnRows]bool
+
+	inPairs bool // products go through words
+	pairs   attnPairs
 }
 
 // open takes scratch for rows r0..r0+rows and loads their queries.
 func (w *attnState[T]) open() {
 	f, rows := w.f, w.rows
 	w.buf = takeScratch[T](rows*(f.d+f.dv+attnKeys+2) + attnKeys*(2*f.d+f.dv))
-	rest := w.buf
-	cut := func(n int) []T {
-		b := rest[:n:n]
-		rest = rest[n:]
-		return b
-	}
+	cut := cutter(w.buf)
 	w.q, w.o, w.p = cut(rows*f.d), cut(rows*f.dv), cut(rows*attnKeys)
 	w.m, w.l = cut(rows), cut(rows)
 	w.kt, w.k, w.v = cut(attnKeys*f.d), cut(attnKeys*f.d), cut(attnKeys*f.dv)
 	clear(w.o)
 	clear(w.l)
+	fill(w.m, T(math.Inf(-1)))
+	if w.inPairs = f.multipliesPairs(); w.inPairs {
+		w.openPairs()
+		return
+	}
 	for r := range rows {
-		w.m[r] = T(math.Inf(-1))
 		i, head := w.row(r)
 		copy(w.q[r*f.d:(r+1)*f.d], f.q[((w.s.q0+i)*f.hq+head)*f.d:])
+	}
+	if f.bf16 {
+		roundBF16(w.q, w.q)
 	}
 }
 
@@ -65,11 +70,18 @@ func (w *attnState[T]) attend(j0, n int) {
 	if view == attnNone {
 		return
 	}
+	if w.inPairs {
+		w.attendPairs(j0, n)
+		return
+	}
 	step := w.rows
 	if view == attnPart {
 		step = attnStep
 	}
 	k, ldk := f.kv.rows(&f.kv.k, w.s, w.hk, j0, n, w.k)
+	if f.bf16 {
+		k, ldk = roundRows(w.k, k, ldk, n, f.d)
+	}
 	few := w.rows <= gemmFew // to whom turning the keys does not pay
 	if !few {
 		packTransposed(w.kt, k, ldk, f.d, n, attnKeys)
@@ -87,6 +99,9 @@ func (w *attnState[T]) attend(j0, n int) {
 		}
 	}
 	v, ldv := f.kv.rows(&f.kv.v, w.s, w.hk, j0, n, w.v)
+	if f.bf16 {
+		v, ldv = roundRows(w.v, v, ldv, n, f.dv)
+	}
 	if view == attnPart {
 		v, ldv = w.mend(v, ldv, j0, n)
 	}
@@ -257,6 +272,9 @@ func (w *attnState[T]) softmaxRow(r, j0, from, to int, view attnView) {
 		base = 0 // every score so far is -Inf: exp keeps them 0
 	}
 	w.l[r] += T(expSubSum(p, p, base))
+	if f.bf16 {
+		roundBF16(p, p)
+	}
 }
 
 // mend returns values that may be multiplied by the probabilities of every
@@ -308,10 +326,8 @@ func (f *attnForward[T]) finishRow(s attnSeq, head, i int, m, l T, o []T, seen b
 		if len(f.sinks) > 0 {
 			m, l = joinSink(m, l, f.sinks[head], o)
 		}
-		inv := 1 / l
-		for c, x := range o {
-			out[c] = x * inv
-		}
+		copy(out, o)
+		scale(out, 1/l)
 		lse = m + T(math.Log(float64(l)))
 	}
 	if f.lse != nil {

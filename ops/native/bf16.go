@@ -29,12 +29,17 @@ var (
 
 func bf16RoundUnit[T Float](a *bf16Args[T], i int) {
 	lo, hi := i*bf16Unit, min((i+1)*bf16Unit, len(a.x))
-	y, x := a.y[lo:hi], a.x[lo:hi]
+	bf16Slice(a.y[lo:hi], a.x[lo:hi], a.flush)
+}
+
+// bf16Slice rounds x to bf16; flush makes subnormal numbers zero.
+func bf16Slice[T Float](y, x []T, flush bool) {
+	y = y[:len(x)]
 	for j, v := range x {
 		f := float32(v)
 		u := math.Float32bits(f)
 		switch {
-		case a.flush && u<<1 < 1<<24:
+		case flush && u<<1 < 1<<24:
 			u &= 1 << 31
 		case f == f:
 			u += 0x7FFF + u>>16&1

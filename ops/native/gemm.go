@@ -60,7 +60,7 @@ func (g *gemmArgs[T]) compute() {
 		return
 	}
 	g.mc = gemmMC
-	if g.pairs && gemmKernel == amxKernel {
+	if g.tiles {
 		g.mc = 2 * amxRows
 	}
 	g.mBlocks = ceilDiv(m, g.mc)
@@ -141,13 +141,15 @@ type gemmOperands[T Float] struct {
 	c              []T
 	ldc            int
 	pairs          bool // elements are words of two bf16, of which k counts; see gemm_bf16.go
+	tiles          bool // which AMX multiplies
+	ready          bool // B too lies in words; else it is made of source
 	source         pairSource
 }
 
 // pass is the length of k in one pass, in elements.
 func (g *gemmOperands[T]) pass() int {
 	switch {
-	case g.pairs && gemmKernel == amxKernel:
+	case g.tiles:
 		return amxPass
 	case g.pairs:
 		return gemmKC / 2
@@ -373,7 +375,7 @@ func (g *gemmOperands[T]) serial() {
 			case kc == 0:
 			case t.stream:
 				b, rsb = g.b[j*g.ldb+p:], g.ldb
-			case g.pairs || g.transB || cols < nr && !tileMasks[T]():
+			case g.pairs && !g.ready || g.transB || cols < nr && !tileMasks[T]():
 				if panel == nil {
 					panel = takeScratch[T](max(gemmKC, g.pass()) * nr)
 				}
@@ -400,6 +402,7 @@ type tilePass[T Float] struct {
 	lds, ldc    int
 	stream      bool // B is stored [n,k] and not packed
 	pairs       bool
+	tiles       bool
 	fetch       int // columns from a tile to the one that the unit comes to later, 0: none
 }
 
@@ -408,7 +411,7 @@ func (t *tilePass[T]) rows(left int) int {
 	if t.stream {
 		return left
 	}
-	if t.pairs && gemmKernel == amxKernel {
+	if t.tiles {
 		return left
 	}
 	return tileRows[T](left)
@@ -422,7 +425,7 @@ func (g *gemmOperands[T]) streams(cols, kc int) bool {
 
 // firstPass adds beta S; nextPass makes the following passes add to C.
 func (g *gemmOperands[T]) firstPass() tilePass[T] {
-	return tilePass[T]{alpha: g.alpha, beta: g.beta, s: g.s, lds: g.lds, c: g.c, ldc: g.ldc, pairs: g.pairs}
+	return tilePass[T]{alpha: g.alpha, beta: g.beta, s: g.s, lds: g.lds, c: g.c, ldc: g.ldc, pairs: g.pairs, tiles: g.tiles}
 }
 
 func (t *tilePass[T]) nextPass() { t.beta, t.s, t.lds = 1, t.c, t.ldc }
@@ -462,6 +465,8 @@ func (t *tilePass[T]) column(i, end, cols int, a []T, rsa, csa, step int, b []T,
 			switch {
 			case t.stream:
 				args.stream()
+			case t.tiles:
+				args.runTiles()
 			case t.pairs:
 				args.runPairs()
 			default:

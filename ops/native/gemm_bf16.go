@@ -33,7 +33,7 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 	g := gemmArgs[float32]{
 		gemmOperands: gemmOperands[float32]{
 			transA: transA && !amx, transB: transB, m: m, n: n, k: words,
-			alpha: alpha, beta: beta, s: s, lds: lds, c: c, ldc: ldc, pairs: true, source: b,
+			alpha: alpha, beta: beta, s: s, lds: lds, c: c, ldc: ldc, pairs: true, tiles: amx, source: b,
 		},
 	}
 	w := pairArgs{src: a, turned: transA, rows: !g.transA, m: m, k: k, words: words, units: ceilDiv(words, pairUnit)}
@@ -50,6 +50,20 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 	g.a, g.lda, g.words = w.dst, w.ldd, w
 	g.compute()
 	giveScratch(w.dst)
+}
+
+// pairProduct computes C = alpha op(A) B + beta C on the calling goroutine, with A
+// and B in words of which k counts: op(A) pairs along its rows, or, stored
+// transposed, down its columns, as B does.
+func pairProduct(transA bool, m, n, k int, alpha float32, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int) {
+	if m <= 0 || n <= 0 {
+		return
+	}
+	g := gemmOperands[float32]{
+		transA: transA, m: m, n: n, k: k, pairs: true, ready: true,
+		alpha: alpha, beta: beta, a: a, lda: lda, b: b, ldb: ldb, s: c, lds: ldc, c: c, ldc: ldc,
+	}
+	g.serial()
 }
 
 const (

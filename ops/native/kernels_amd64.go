@@ -108,14 +108,9 @@ func tileBF16(t *tileArgs)
 //go:noescape
 func tileAMX(t *tileArgs)
 
-// runPairs runs the tile on words of two bf16.
-func (t *tileArgs) runPairs() {
-	if gemmKernel == amxKernel {
-		tileAMX(t)
-		return
-	}
-	tileBF16(t)
-}
+// runPairs and runTiles run the tiles on words of two bf16.
+func (t *tileArgs) runPairs() { tileBF16(t) }
+func (t *tileArgs) runTiles() { tileAMX(t) }
 
 //go:noescape
 func pairRowBF16(dst, src *float32, n int)

@@ -45,6 +45,8 @@ func (t *tileArgs) stream() {}
 
 func (t *tileArgs) runPairs() {}
 
+func (t *tileArgs) runTiles() {}
+
 func pairRowBF16(dst, src *float32, n int) {}
 
 func pairRowsBF16(dst *float32, ldd int, src *float32, lds, rows, cols int) {}
@@ -52,3 +54,15 @@ func pairRowsBF16(dst *float32, ldd int, src *float32, lds, rows, cols int) {}
 func pairRowStored(dst *float32, src *uint16, n int) {}
 
 func pairRowsStored(dst *float32, ldd int, src *uint16, lds, rows, cols int) {}
+
+func softmaxBF16(words, s *float32, blocks, from, to int, m, slack float32) (base float32, sum float64) {
+	return 0, 0
+}
+
+func softmaxGradBF16(rows *softmaxGradRows) {}
+
+func pairBothBF16(cols *float32, ldc int, rows *float32, ldr int, src *float32, lds, n, width int) (top uint16) {
+	return 0
+}
+
+func roundRowBF16(y, x *float32, n int) {}
