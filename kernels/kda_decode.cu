@@ -9,7 +9,8 @@
 // engine on sm_90. With the layer around it (FUSED) a block owns all columns, in turns if need be, and does the convolutions,
 // norms and gates while the state is on its way.
 // Sums over the key axis go by shuffles in a warp and by shared memory between warps, in a fixed order. State f32
-// [slots,HV,K,V]. Any arch. Paper: Kimi Team, Kimi Linear (arXiv:2510.26692).
+// [slots,HV,K,V]. settled: no launch that may still run writes states, rows or slots, so that the states are read before the
+// launch in front has ended. Any arch. Paper: Kimi Team, Kimi Linear (arXiv:2510.26692).
 #include <cuda.h>
 #include "kda.cuh"
 #include "mma.cuh"
@@ -51,32 +52,40 @@ template <int VEC> struct Columns {
 // where factor > 0: factor sigmoid(beta).
 template <class T, int VEC, int R>
 __device__ __forceinline__ void step(T* out, float* state, const T* q, const T* k, const T* v, const float* g, const float* beta, const int* rows,
-                                     const int* slots, int h, int hv, int dk, int dv, float scale, float eps, float factor) {
+                                     const int* slots, int h, int hv, int dk, int dv, float scale, float eps, float factor, int settled) {
   constexpr int CT = 8, RG = STEP_THREADS / CT, WARPS = STEP_THREADS / 32;
   __shared__ float alpha[256], sk[256], sq[256];
   __shared__ Columns<VEC> sums[WARPS][2][CT];
-  grid_wait();
+  if (!settled) grid_wait();
   const StepRow at(rows, slots, blockIdx.z);
   if (at.row < 0) return;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, head = blockIdx.y, ct = tid % CT, rg = tid / CT, col = (blockIdx.x * CT + ct) * VEC;
   const size_t rh = (size_t)at.row * hv + head;
   out += rh * dv + col;
   if (at.slot < 0) {
+    if (settled) grid_wait();
     if (rg == 0 && col < dv)
 #pragma unroll
       for (int j = 0; j < VEC; j++) out[j] = from_float<T>(0);
     return;
   }
+  state += ((size_t)at.slot * hv + head) * dk * dv;
+  Columns<VEC> s[R], vc;
+  auto load = [&] {
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+      const int d = rg + i * RG;
+      s[i].load(state + (size_t)d * dv + col, d < dk && col < dv && !at.fresh);
+    }
+  };
+  if (settled) {
+    load();
+    grid_wait();
+  }
   const size_t qk = ((size_t)at.row * h + head / (hv / h)) * dk;
   float qd = 0, kd = 0, gd = 0;
   if (tid < dk) qd = to_float(q[qk + tid]), kd = to_float(k[qk + tid]), gd = g[rh * dk + tid];
-  state += ((size_t)at.slot * hv + head) * dk * dv;
-  Columns<VEC> s[R], vc;
-#pragma unroll
-  for (int i = 0; i < R; i++) {
-    const int d = rg + i * RG;
-    s[i].load(state + (size_t)d * dv + col, d < dk && col < dv && !at.fresh);
-  }
+  if (!settled) load();
 #pragma unroll
   for (int j = 0; j < VEC; j++) vc.v[j] = col < dv ? to_float(v[rh * dv + col + j]) : 0.f;
   float b = beta[rh];
@@ -145,8 +154,8 @@ __device__ __forceinline__ void step(T* out, float* state, const T* q, const T* 
 #define STEP(T, VEC, R)                                                                                                          \
   extern "C" __global__ void __launch_bounds__(STEP_THREADS) kda_decode_step_##T##_##VEC##_##R(                                   \
       T* out, float* state, const T* q, const T* k, const T* v, const float* g, const float* beta, const int* rows, const int* slots, int h, int hv, \
-      int dk, int dv, float scale, float eps, float factor) {                                                                     \
-    step<T, VEC, R>(out, state, q, k, v, g, beta, rows, slots, h, hv, dk, dv, scale, eps, factor);                                \
+      int dk, int dv, float scale, float eps, float factor, int settled) {                                                        \
+    step<T, VEC, R>(out, state, q, k, v, g, beta, rows, slots, h, hv, dk, dv, scale, eps, factor, settled);                       \
   }
 #define STEPS(T) STEP(T, 4, 4) STEP(T, 4, 8) STEP(T, 1, 8)
 STEPS(bf16) STEPS(f16) STEPS(f32)
@@ -239,7 +248,7 @@ template <class T> struct HeadArgs {
   const T *z, *b, *gate;
   const float *alog, *dt, *nw;
   const int *rows, *slots;
-  int h, hv, dk, dv, columns, width;
+  int h, hv, dk, dv, columns, width, settled;
   float scale, eps, factor, bound, neps;
 };
 
@@ -287,19 +296,21 @@ template <class T, bool FUSED> __device__ __forceinline__ void head(const HeadAr
   const int tiles = FUSED ? 1 : (dv + columns - 1) / columns, head = blockIdx.x / tiles, first = blockIdx.x % tiles * columns;
   const HeadTile ht{tile, &full, map, dk, dv, columns};
   ht.start();
-  grid_wait();
+  if (!x.settled) grid_wait();
   const StepRow at(x.rows, x.slots, blockIdx.y);
   if (at.row < 0) return;
   const int last = FUSED ? dv : min(dv, first + columns); // this block's columns
   const size_t rh = (size_t)at.row * x.hv + head;
   T* out = x.out + rh * dv;
   if (at.slot < 0) {
+    if (x.settled) grid_wait();
     if (first + tid < last) out[first + tid] = from_float<T>(0);
     return;
   }
   const int number = at.slot * x.hv + head;
   float* state = x.state + (size_t)number * dk * dv;
   if (!at.fresh) ht.load(state, number, first);
+  if (x.settled) grid_wait();
   float beta, gamma = 0;
   if constexpr (FUSED) {
     const int past = x.width - 1, c = STEP_THREADS - 1 - tid; // values: other threads first
@@ -418,20 +429,20 @@ template <class T, bool FUSED> __device__ __forceinline__ void head(const HeadAr
 #define HEAD(T)                                                                                                                     \
   extern "C" __global__ void __launch_bounds__(STEP_THREADS, 4) kda_decode_head_##T(                                                \
       const __grid_constant__ CUtensorMap map, T* out, float* state, const T* q, const T* k, const T* v, const float* g, const float* beta, const int* rows, const int* slots, int h, int hv, \
-      int dk, int dv, int columns, float scale, float eps, float factor) {                                                          \
+      int dk, int dv, int columns, float scale, float eps, float factor, int settled) {                                             \
     HeadArgs<T> x = {};                                                                                                             \
     x.out = out, x.state = state, x.q = q, x.k = k, x.v = v, x.g = g, x.beta = beta, x.rows = rows, x.slots = slots, x.h = h, x.hv = hv, x.dk = dk;  \
-    x.dv = dv, x.columns = columns, x.scale = scale, x.eps = eps, x.factor = factor;                                                \
+    x.dv = dv, x.columns = columns, x.scale = scale, x.eps = eps, x.factor = factor, x.settled = settled;                           \
     head<T, false>(x, &map);                                                                                                        \
   }                                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(STEP_THREADS, 3) kda_decode_fused_##T(                                               \
       const __grid_constant__ CUtensorMap map, T* out, float* state, float* cq, float* ck, float* cv, const T* xq, const T* xk, const T* xv, const float* wq, const float* wk, const float* wv, \
       const T* z, const float* alog, const float* dt, const T* b, const T* gate, const float* nw, const int* rows, const int* slots, int h, int dk,    \
-      int dv, int columns, int width, float bound, float factor, float scale, float eps, float neps) {                              \
+      int dv, int columns, int width, float bound, float factor, float scale, float eps, float neps, int settled) {                 \
     HeadArgs<T> x = {};                                                                                                             \
     x.out = out, x.state = state, x.cq = cq, x.ck = ck, x.cv = cv, x.q = xq, x.k = xk, x.v = xv, x.wq = wq, x.wk = wk, x.wv = wv, x.z = z;             \
     x.alog = alog, x.dt = dt, x.b = b, x.gate = gate, x.nw = nw, x.rows = rows, x.slots = slots, x.h = x.hv = h, x.dk = dk, x.dv = dv;                 \
-    x.columns = columns, x.width = width, x.bound = bound, x.factor = factor, x.scale = scale, x.eps = eps, x.neps = neps;          \
+    x.columns = columns, x.width = width, x.bound = bound, x.factor = factor, x.scale = scale, x.eps = eps, x.neps = neps, x.settled = settled; \
     head<T, true>(x, &map);                                                                                                         \
   }
 HEAD(bf16) HEAD(f16) HEAD(f32)

@@ -391,6 +391,20 @@ func (c *Call) kdaTokens(t KDATokens, s slotted, recurrent bool) error {
 	return p.Launch(c)
 }
 
+// settled says that one step of the plan alone touches a state: what it reads was written by an earlier run, and what else it
+// needs to find it is fed.
+func (p *program) settled(state *graph.Node) bool {
+	readers := 0
+	for _, s := range p.plan.Steps {
+		for _, in := range s.Node.In() {
+			if in.Param() == state.Param() {
+				readers++
+			}
+		}
+	}
+	return state.Param() != nil && readers == 1
+}
+
 func kdaSlotsBody(c *Call) error {
 	const op = "kda_slots"
 	tokens := c.In[0].Dim(0)
@@ -399,6 +413,7 @@ func kdaSlotsBody(c *Call) error {
 		return err
 	}
 	rows, byRow := c.steps(s)
+	rows.Settled = c.p.settled(c.In[5])
 	d := KDADecode{Type: c.Type(), KDAHeads: headsOf(c.In[0], c.In[2]), StepRows: rows, Scale: float32(c.Node.Op().(ops.KDASlotsOp).Scale), Out: c.Output(0)}
 	if err := errors.Join(c.inputs(0, &d.Q, &d.K, &d.V), c.wide(3, &d.G, &d.Beta, &d.State)); err != nil {
 		return err

@@ -125,6 +125,7 @@ func (d *delta) launch() error {
 	}
 	d.places()
 	rows, byRow := c.steps(d.s)
+	rows.Settled = d.p.settled(d.core.In[5])
 	gate, core, norm := d.gate.Node.Op().(ops.KDAGateOp), d.core.Node.Op().(ops.KDASlotsOp), d.norm.Node.Op().(ops.GatedRMSNormOp)
 	eps := d.nq.Node.Op().(ops.L2NormOp).Eps
 	f := KDAFused{Type: c.Type(), KDAHeads: d.x, StepRows: rows, Width: d.width, Scale: float32(core.Scale), Factor: 1, Bound: float32(gate.Bound), Eps: float32(eps), NormEps: float32(norm.Eps),

@@ -51,10 +51,12 @@ func given(op string, named ...Arg) error {
 
 // StepRows says what the N entries of a launch of single tokens are: entry i is row Rows[i] (nil: i) of the operands and has
 // its state in slot Slots[i] (nil: i). A negative row is nothing; a negative slot gives zeros and touches no state; slot |
-// 1<<30 starts from a state of zeros. No two entries may share a slot.
+// 1<<30 starts from a state of zeros. No two entries may share a slot. Settled says that no launch that may still run writes
+// the states, Rows or Slots: then they are read before the launch in front has ended.
 type StepRows struct {
 	N           int
 	Rows, Slots Pointer // int32 [N], optional
+	Settled     bool
 }
 
 func (s StepRows) check(op string) error {
@@ -126,7 +128,7 @@ func (d KDADecode) launchColumns(q Queue) error {
 	}
 	return q.Launch(Launch{Kernel: fmt.Sprintf("kda_decode_step_%v_%s", d.Type, variant), Grid: [3]int{ceilDiv(d.DV, columns), d.HV, d.N}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"out", d.Out}, {"state", d.State}, {"q", d.Q}, {"k", d.K}, {"v", d.V}, {"g", d.G}, {"beta", d.Beta}, {"rows", d.Rows}, {"slots", d.Slots},
-		{"h", int32(d.H)}, {"hv", int32(d.HV)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"scale", d.scale(d.Scale)}, {"eps", d.eps()}, {"factor", d.Factor}}})
+		{"h", int32(d.H)}, {"hv", int32(d.HV)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"scale", d.scale(d.Scale)}, {"eps", d.eps()}, {"factor", d.Factor}, {"settled", bit(d.Settled)}}})
 }
 
 // launchHeads gives a block a tile of a head's columns in shared memory.
@@ -134,7 +136,7 @@ func (d KDADecode) launchHeads(q Queue) error {
 	columns := d.tile(32 << 10)
 	return q.Launch(Launch{Kernel: fmt.Sprintf("kda_decode_head_%v", d.Type), Grid: [3]int{d.HV * ceilDiv(d.DV, columns), d.N, 1}, Block: 256, Shared: 4 * d.DK * columns, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"states", d.states(q.Target(), d.State, columns)}, {"out", d.Out}, {"state", d.State}, {"q", d.Q}, {"k", d.K}, {"v", d.V}, {"g", d.G}, {"beta", d.Beta}, {"rows", d.Rows}, {"slots", d.Slots},
-		{"h", int32(d.H)}, {"hv", int32(d.HV)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"columns", int32(columns)}, {"scale", d.scale(d.Scale)}, {"eps", d.eps()}, {"factor", d.Factor}}})
+		{"h", int32(d.H)}, {"hv", int32(d.HV)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"columns", int32(columns)}, {"scale", d.scale(d.Scale)}, {"eps", d.eps()}, {"factor", d.Factor}, {"settled", bit(d.Settled)}}})
 }
 
 // tile is how many columns of a head's state fit in so much memory, in whole packs.
@@ -193,5 +195,5 @@ func (d KDAFused) Launch(q Queue) error {
 		{"states", d.states(q.Target(), d.State, columns)}, {"out", d.Out}, {"state", d.State}, {"conv_q", d.ConvQ}, {"conv_k", d.ConvK}, {"conv_v", d.ConvV}, {"xq", d.XQ}, {"xk", d.XK}, {"xv", d.XV},
 		{"wq", d.WQ}, {"wk", d.WK}, {"wv", d.WV}, {"z", d.Z}, {"a_log", d.ALog}, {"dt_bias", d.DtBias}, {"beta", d.Beta}, {"gate", d.Gate}, {"norm", d.Norm},
 		{"rows", d.Rows}, {"slots", d.Slots}, {"h", int32(d.H)}, {"dk", int32(d.DK)}, {"dv", int32(d.DV)}, {"columns", int32(columns)}, {"width", int32(d.Width)},
-		{"bound", d.Bound}, {"factor", d.Factor}, {"scale", d.scale(d.Scale)}, {"eps", d.Eps}, {"norm_eps", d.NormEps}}})
+		{"bound", d.Bound}, {"factor", d.Factor}, {"scale", d.scale(d.Scale)}, {"eps", d.Eps}, {"norm_eps", d.NormEps}, {"settled", bit(d.Settled)}}})
 }
