@@ -133,6 +133,7 @@ type pass struct {
 	minSize    int
 	keeps      []role // default exclusions
 	build      func(n *graph.Node, in []*graph.Node) *graph.Node
+	experts    bool                     // stacks of experts too
 	narrow     func(t dtype.DType) bool // the weight may be stored so; nil: never
 	again      func(n *graph.Node) bool // a linear done before is to be done anew; nil: never
 

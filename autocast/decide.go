@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 )
 
 // This file finds the linears of a graph and says what becomes of each.
@@ -21,50 +22,40 @@ const (
 	norm      role = "norm"
 )
 
-// decide looks at every linear of the graph, in order.
+// decide looks at every linear of the graph, in order, and at the stacks of
+// experts where the pass takes them.
 func (p pass) decide(b *graph.Builder, f Filter) (*Report, map[*graph.Node]bool, error) {
 	if f.MinSize < 0 {
 		return nil, nil, fmt.Errorf("MinSize must be 0 (%d) or more, got %d", p.minSize, f.MinSize)
 	}
-	minSize := f.MinSize
-	if minSize == 0 {
-		minSize = p.minSize
+	if f.MinSize == 0 {
+		f.MinSize = p.minSize
 	}
 	report := &Report{Pass: p.name, Mode: p.mode}
 	chosen := map[*graph.Node]bool{}
 	nodes := b.Nodes()
 	users := usersOf(nodes)
 	for _, n := range nodes {
-		op := n.Op()
-		if op == nil || op.Name() != "linear" && !slices.Contains(p.done, op.Name()) {
-			continue
+		weights, flops := p.weights(n)
+		first, stays := len(report.Linears), false
+		for _, w := range weights {
+			d := Decision{Weight: w.Name(), Node: n.Name(), Shape: slices.Clone(w.Shape()), FLOPs: flops}
+			taken, err := p.judge(&d, n, w, b.Float(), f, users)
+			if err != nil {
+				return nil, nil, err
+			}
+			report.Linears = append(report.Linears, d)
+			chosen[n] = chosen[n] || taken
+			stays = stays || !d.Cast
 		}
-		x, w := n.In()[0], n.In()[1]
-		d := Decision{Weight: w.Name(), Node: n.Name(), Shape: slices.Clone(w.Shape()), FLOPs: 2 * int64(x.Type().Size()) * int64(w.Dim(0))}
-		included, excluded := match(f.Include, d.Weight), match(f.Exclude, d.Weight)
-		switch {
-		case included != "" && excluded != "":
-			return nil, nil, fmt.Errorf("%s is included by %q and excluded by %q", d.Weight, included, excluded)
-		case op.Name() != "linear" && (p.again == nil || !p.again(n) || excluded != "" || len(f.Include) > 0 && included == ""):
-			d.Cast, d.Reason = true, "done before"
-		case op.Name() != "linear":
-			d.Cast, d.Reason = true, "with other activations"
-			chosen[n] = true
-		case w.Param() == nil:
-			d.Reason = "the weight is no parameter"
-		case w.Param().State || w.Type().DType != b.Float() && (p.narrow == nil || !p.narrow(w.Type().DType)):
-			d.Reason = fmt.Sprintf("the weight is stored as %s", w.Type().DType)
-		case excluded != "":
-			d.Reason = fmt.Sprintf("excluded by %q", excluded)
-		case included != "":
-			d.Cast, d.Reason = true, fmt.Sprintf("included by %q", included)
-		case len(f.Include) > 0:
-			d.Reason = "no include pattern matches"
-		default:
-			d.Cast, d.Reason = p.byDefault(n, users, minSize)
+		if stays && chosen[n] { // one stack of several
+			delete(chosen, n)
+			for i := range report.Linears[first:] {
+				if d := &report.Linears[first+i]; d.Cast {
+					d.Cast, d.Reason = false, "another stack of the experts stays"
+				}
+			}
 		}
-		report.Linears = append(report.Linears, d)
-		chosen[n] = chosen[n] || d.Cast && op.Name() == "linear"
 	}
 	for _, pattern := range slices.Concat(f.Include, f.Exclude) {
 		if _, err := path.Match(pattern, ""); err != nil {
@@ -77,10 +68,53 @@ func (p pass) decide(b *graph.Builder, f Filter) (*Report, map[*graph.Node]bool,
 	return report, chosen, nil
 }
 
+// weights are those of a linear, or of experts where the pass takes them, and
+// the work that each of them is for.
+func (p pass) weights(n *graph.Node) (weights []*graph.Node, flops int64) {
+	switch op := n.Op(); {
+	case op == nil:
+	case op.Name() == "linear" || isLinear(op.Name()) && slices.Contains(p.done, op.Name()):
+		x, w := n.In()[0], n.In()[1]
+		return n.In()[1:2], 2 * int64(x.Type().Size()) * int64(w.Dim(0))
+	case p.experts && (op.Name() == "experts" || slices.Contains(p.done, op.Name())):
+		ids, w := n.In()[2], n.In()[3]
+		return n.In()[3:6], 2 * int64(ids.Type().Size()) * int64(w.Dim(1)) * int64(w.Dim(2))
+	}
+	return nil, 0
+}
+
+// judge fills in what becomes of weight w of node n, and says whether the pass is
+// to build n anew.
+func (p pass) judge(d *Decision, n, w *graph.Node, float dtype.DType, f Filter, users map[*graph.Node][]*graph.Node) (taken bool, err error) {
+	before := slices.Contains(p.done, n.Op().Name())
+	included, excluded := match(f.Include, d.Weight), match(f.Exclude, d.Weight)
+	switch {
+	case included != "" && excluded != "":
+		return false, fmt.Errorf("%s is included by %q and excluded by %q", d.Weight, included, excluded)
+	case before && (p.again == nil || !p.again(n) || excluded != "" || len(f.Include) > 0 && included == ""):
+		d.Cast, d.Reason = true, "done before"
+		return false, nil
+	case before:
+		d.Cast, d.Reason = true, "with other activations"
+	case w.Param() == nil:
+		d.Reason = "the weight is no parameter"
+	case w.Param().State || w.Type().DType != float && (p.narrow == nil || !p.narrow(w.Type().DType)):
+		d.Reason = fmt.Sprintf("the weight is stored as %s", w.Type().DType)
+	case excluded != "":
+		d.Reason = fmt.Sprintf("excluded by %q", excluded)
+	case included != "":
+		d.Cast, d.Reason = true, fmt.Sprintf("included by %q", included)
+	case len(f.Include) > 0:
+		d.Reason = "no include pattern matches"
+	default:
+		d.Cast, d.Reason = p.byDefault(n, w, users, f.MinSize)
+	}
+	return d.Cast, nil
+}
+
 // byDefault applies the default exclusions.
-func (p pass) byDefault(n *graph.Node, users map[*graph.Node][]*graph.Node, minSize int) (bool, string) {
-	w := n.In()[1]
-	if r := roleOf(n, users); slices.Contains(p.keeps, r) {
+func (p pass) byDefault(n, w *graph.Node, users map[*graph.Node][]*graph.Node, minSize int) (bool, string) {
+	if r := roleOf(n, w, users); slices.Contains(p.keeps, r) {
 		return false, string(r)
 	}
 	if size := w.Type().Size(); size < minSize {
@@ -109,11 +143,10 @@ func usersOf(nodes []*graph.Node) map[*graph.Node][]*graph.Node {
 	return users
 }
 
-// roleOf tells what a linear is for: by its use where the graph shows it (a
+// roleOf tells what a linear n on the weight w is for: by its use where the graph shows it (a
 // table that is looked up in, logits that go to a loss), else by the usual
 // names.
-func roleOf(n *graph.Node, users map[*graph.Node][]*graph.Node) role {
-	w := n.In()[1]
+func roleOf(n, w *graph.Node, users map[*graph.Node][]*graph.Node) role {
 	for _, u := range users[w] {
 		if u.Op().Name() == "embedding" {
 			return embedding

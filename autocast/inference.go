@@ -35,7 +35,10 @@ type InferenceOptions struct {
 }
 
 // FP8Inference returns the graph with its eligible linears on E4M3 weights, a
-// step for each output row (see ops.FP8WeightLinearOp). Such a graph has no
+// step for each output row (see ops.FP8WeightLinearOp), and its experts on E4M3
+// stacks, a step for each 128 x 128 block (see ops.FP8ExpertsOp): with PerRow
+// what goes into these gets a step for each 128 of a row, and with Static steps,
+// which nothing calibrates for experts, they stay. Such a graph has no
 // gradient. A weight is quantised when it is first used and again when it
 // changes; StoreFP8 keeps nothing but the codes. Linears on stored codes take
 // part, to get other activations.
@@ -67,11 +70,24 @@ func fp8Inference(b *graph.Builder, o InferenceOptions) (*graph.Builder, *Report
 		}
 		return a
 	}
+	experts := ops.FP8ExpertsOp{}
+	if o.Activations == PerRow {
+		experts.Activations = ops.StepPerBlock
+	}
+	isExperts := func(n *graph.Node) bool { return !isLinear(n.Op().Name()) }
 	p := pass{
-		name: "fp8 weights", mode: o.Activations.String(), done: []string{"fp8_weight_linear"}, minSize: DefaultMinSize,
+		name: "fp8 weights", mode: o.Activations.String(), done: []string{"fp8_weight_linear", "fp8_experts"}, minSize: DefaultMinSize, experts: o.Activations != Static,
 		keeps: []role{head, embedding, router, norm}, narrow: func(dtype.DType) bool { return true },
-		again: func(n *graph.Node) bool { return n.Op() != op(n) },
+		again: func(n *graph.Node) bool {
+			if isExperts(n) {
+				return n.Op() != experts
+			}
+			return n.Op() != op(n)
+		},
 		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
+			if isExperts(n) {
+				return ops.FP8Experts(in[0], in[1], in[2], in[3], in[4], in[5], experts)
+			}
 			rest := in[2:]
 			if in[1].Type().DType.IsFloat8() {
 				rest = in[3:] // the steps are found again
@@ -181,8 +197,8 @@ func ParseCalibration(raw []byte) (*Calibration, error) {
 }
 
 // StoreFP8 quantises weights and keeps nothing but codes and steps: the
-// parameter of a name becomes float8_e4m3 and its steps, [N,1], a parameter of
-// that name with "_scale". It takes a quarter of the memory, and so does a
+// parameter of a name becomes float8_e4m3 and its steps, [N,1], or those of the
+// blocks of a stack of experts, a parameter of that name with "_scale". It takes a quarter of the memory, and so does a
 // checkpoint of it. Graphs are to be built again: ops.Linear then reads the
 // codes. names are usually Report.Cast of FP8Inference.
 func StoreFP8(params *graph.Params, names []string) error {
@@ -190,6 +206,7 @@ func StoreFP8(params *graph.Params, names []string) error {
 		p     *graph.Param
 		codes []byte
 		steps []float32
+		shape []int // of the steps
 	}
 	var all []stored
 	for _, name := range names {
@@ -199,14 +216,18 @@ func StoreFP8(params *graph.Params, names []string) error {
 			return fmt.Errorf("autocast: StoreFP8: there is no parameter %s", name)
 		case p.Type.DType == dtype.Float8E4M3:
 			continue
-		case p.State || p.Type.Rank() != 2 || !p.Type.DType.IsFloat() || p.Type.DType.IsFloat8() || !p.HasValue():
-			return fmt.Errorf("autocast: StoreFP8: %s must be a float weight [N,K] with a value, it is %s", name, p.Type)
+		case p.State || p.Type.Rank() != 2 && p.Type.Rank() != 3 || !p.Type.DType.IsFloat() || p.Type.DType.IsFloat8() || !p.HasValue():
+			return fmt.Errorf("autocast: StoreFP8: %s must be a float weight [N,K] or stack [E,N,K] with a value, it is %s", name, p.Type)
+		case p.Type.Rank() == 3:
+			codes, steps := ops.FP8Stack(p.Tensor())
+			all = append(all, stored{p, codes, steps, ops.FP8StackSteps(p.Type).Shape})
+			continue
 		}
 		codes, steps := ops.FP8Rows(p.Tensor())
-		all = append(all, stored{p, codes, steps})
+		all = append(all, stored{p, codes, steps, []int{len(steps), 1}})
 	}
 	for _, s := range all {
-		scale, err := params.Add(s.p.Name+"_scale", graph.T(dtype.Float32, len(s.steps), 1), false)
+		scale, err := params.Add(s.p.Name+"_scale", graph.T(dtype.Float32, s.shape...), false)
 		if err != nil {
 			return fmt.Errorf("autocast: StoreFP8: %w", err)
 		}

@@ -179,8 +179,8 @@ func TestStoredWeightsTakeAQuarter(t *testing.T) {
 	require.Equal(t, graph.Data[float32](s.Tensor()), w.Steps)
 	require.Equal(t, 1, w.BlockRows)
 	for want, names := range map[string][]string{
-		"autocast: StoreFP8: there is no parameter nothing":                                                   {"nothing"},
-		"autocast: StoreFP8: model.norm.weight must be a float weight [N,K] with a value, it is float32[128]": {"model.norm.weight"},
+		"autocast: StoreFP8: there is no parameter nothing":                                                                    {"nothing"},
+		"autocast: StoreFP8: model.norm.weight must be a float weight [N,K] or stack [E,N,K] with a value, it is float32[128]": {"model.norm.weight"},
 	} {
 		require.EqualError(t, autocast.StoreFP8(m.Params(), names), want)
 	}

@@ -13,11 +13,9 @@
 // A launch lets the next start when it has waited itself, so that the second product (not DUAL), which must follow the first,
 // knows that ids are written: it reads them and its first weights before the first product has ended.
 // bf16 and f16, f32 sums, one rounding. K a multiple of 8, rows aligned to 16 bytes, M up to 1024.
-#include "mma.cuh"
+#include "moe_stream.cuh"
 
 namespace {
-constexpr int CHOICES = 1024;
-
 struct Params {
   void* y;
   const void* x;
@@ -28,21 +26,6 @@ struct Params {
   const void* shared_up;
   int m, n, k, experts, divide, by_expert, top_k, pad;
 };
-}  // namespace
-
-namespace {
-// grid_wait with the start of the next launch behind the wait.
-__device__ __forceinline__ void wait_first() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// The row of x that a choice reads: its token's, or its own.
-__device__ __forceinline__ int row_of(const Params& p, int choice) {
-  if (p.divide == 0) return choice;
-  return choice < p.m ? choice / p.divide : choice - p.m;
-}
 }  // namespace
 
 // w and up are those of the expert.
@@ -58,7 +41,7 @@ __device__ __forceinline__ void pass(const Params& p, const T* w, const T* up, c
 #pragma unroll
   for (int i = 0; i < NT; i++) {
     live[i] = i * 8 + g < count;
-    x[i] = (const T*)p.x + (live[i] ? (long)row_of(p, list[i * 8 + g]) * p.k : 0) + t * 8;
+    x[i] = (const T*)p.x + (live[i] ? (long)row_of(list[i * 8 + g], p.divide, p.m) * p.k : 0) + t * 8;
   }
   float d[NT][4] = {};
   const int steps = (p.k + 31) / 32, first = steps * wk / WK, end = steps * (wk + 1) / WK;
@@ -92,44 +75,13 @@ __device__ __forceinline__ void pass(const Params& p, const T* w, const T* up, c
     }
   }
   if (wait) wait_first();  // a part of K without steps
-  if (wk > 0) {
-#pragma unroll
-    for (int i = 0; i < NT; i++)
-#pragma unroll
-      for (int j = 0; j < 4; j++) partial[wk - 1][wc][i * 4 + j][lane] = d[i][j];
-  }
-  __syncthreads();
-  if (wk == 0) {
-#pragma unroll
-    for (int o = 0; o < WK - 1; o++)
-#pragma unroll
-      for (int i = 0; i < NT; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) d[i][j] += partial[o][wc][i * 4 + j][lane];
-#pragma unroll
-    for (int i = 0; i < NT; i++)
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int token = i * 8 + 2 * t + j;
-        if (token >= count) continue;
-        Out* y = (Out*)p.y + (long)list[token] * p.n;
-        const float u = d[i][j], v = d[i][j + 2];
-        if (DUAL) {
-          if (column < p.n) y[column] = from_float<Out>(u / (1.f + __expf(-u)) * v);
-        } else {
-          if (column < p.n) y[column] = from_float<Out>(u);
-          if (column + 8 < p.n) y[column + 8] = from_float<Out>(v);
-        }
-      }
-  }
-  __syncthreads();
+  meet<Out, WC, WK, DUAL, NT>((Out*)p.y, p.n, d, column, list, count, partial);
 }
 
 // MOST is 1 for launches of up to 8 tokens: fewer registers, so one block more on a multiprocessor.
 template <class T, int WC, int WK, bool DUAL, int MOST> __device__ __forceinline__ void stream(const Params& p) {
   __shared__ float partial[WK - 1][WC][16][32];
   __shared__ int list[CHOICES], counts[8];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (DUAL) wait_first();
   const bool shared = p.shared_w && blockIdx.y == gridDim.y - 1;
   const int expert = shared ? 0 : p.by_expert ? blockIdx.y : p.ids[blockIdx.y];
@@ -140,20 +92,7 @@ template <class T, int WC, int WK, bool DUAL, int MOST> __device__ __forceinline
     for (int i = threadIdx.x; i < count; i += 256) list[i] = p.m + i;
     __syncthreads();
   }
-  for (int i0 = 0; i0 < p.m && !shared; i0 += 256) {
-    const int i = i0 + threadIdx.x;
-    const bool own = i < p.m && p.ids[i] == expert;
-    const unsigned vote = __ballot_sync(~0u, own);
-    if (lane == 0) counts[warp] = __popc(vote);
-    __syncthreads();
-    int at = count;
-    for (int w = 0; w < 8; w++) {
-      if (w < warp) at += counts[w];
-      count += counts[w];
-    }
-    if (own) list[at + __popc(vote & ((1u << lane) - 1))] = i;
-    __syncthreads();
-  }
+  choices_of(count, expert, p.ids, shared ? 0 : p.m, list, counts);
   if (count == 0 || (!shared && !p.by_expert && list[0] != blockIdx.y)) return;
   const T* w = shared ? (const T*)p.shared_w : (const T*)p.w + (long)expert * p.n * p.k;
   const T* up = shared ? (const T*)p.shared_up : (const T*)p.up + (long)expert * p.n * p.k;

@@ -80,10 +80,10 @@ func kimiOnDisk(c *Config, name string) []string {
 		return []string{name}
 	}
 	for theirs, ours := range map[string]string{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"} {
-		if after == "experts."+ours+".weight" {
+		if end, ok := strings.CutPrefix(after, "experts."+ours+".weight"); ok {
 			names := make([]string, c.Experts.Router.Experts)
 			for e := range names {
-				names[e] = fmt.Sprintf("%s%sexperts.%d.%s.weight", before, kimiScope, e, theirs)
+				names[e] = fmt.Sprintf("%s%sexperts.%d.%s.weight%s", before, kimiScope, e, theirs, end)
 			}
 			return names
 		}

@@ -146,18 +146,22 @@ func (m *Transformer) wide(p *graph.Param) []float32 {
 	if s == nil {
 		return x
 	}
-	steps, cols := graph.Data[float32](s.Tensor()), s.Type.Shape[1]
-	n, k := t.Shape[0], t.Shape[1]
-	// Steps are one for all, one a row, or one a block of 128 x 128.
-	perRow, perCol := blocks(n, s.Type.Shape[0]), blocks(k, cols)
-	if s.Type.Shape[0] > 1 && perRow > 1 {
+	matrix, of := t.Shape, s.Type.Shape
+	if len(matrix) == 3 { // a stack: each matrix has steps of its own
+		matrix, of = matrix[1:], of[1:]
+	}
+	steps, cols := graph.Data[float32](s.Tensor()), of[1]
+	n, k := matrix[0], matrix[1]
+	// Steps are one for all, one a row, or one a block of 128 x 128; those of a stack are the latter.
+	perRow, perCol := blocks(n, of[0]), blocks(k, cols)
+	if of[0] > 1 && perRow > 1 {
 		perRow = fp8Block
 	}
 	if cols > 1 {
 		perCol = fp8Block
 	}
 	for i := range x {
-		x[i] *= steps[i/k/perRow*cols+i%k/perCol]
+		x[i] *= steps[i/(n*k)*of[0]*cols+i%(n*k)/k/perRow*cols+i%k/perCol]
 	}
 	return x
 }

@@ -84,6 +84,16 @@ func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 				}
 				continue
 			}
+			if stored == p.Type.DType && stored == dtype.Float8E4M3 { // a stack as codes, its steps beside it
+				codes, shape := graph.Data[dtype.E4M3](p.Tensor()), p.Type.Shape[1:]
+				n := len(codes) / len(names)
+				for i, name := range names {
+					if !yield(checkpoint.Values(name, codes[i*n:(i+1)*n], shape...)) {
+						return
+					}
+				}
+				continue
+			}
 			w, shape := m.wide(p), shapeOf(p)
 			if len(names) > 1 {
 				shape = shape[1:]

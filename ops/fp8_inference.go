@@ -43,13 +43,15 @@ func amax[T native.Float](c *graph.Call) error {
 	return nil
 }
 
-// FP8Activations says what becomes of the activations of an FP8WeightLinearOp.
+// FP8Activations says what becomes of the activations of an FP8WeightLinearOp or
+// an FP8ExpertsOp.
 type FP8Activations uint8
 
 const (
-	Exact       FP8Activations = iota // they stay as they are
-	StepPerRow                        // E4M3, each row by its own largest magnitude
-	StaticSteps                       // E4M3, all by the step StepX
+	Exact        FP8Activations = iota // they stay as they are
+	StepPerRow                         // E4M3, each row by its own largest magnitude
+	StaticSteps                        // E4M3, all by the step StepX
+	StepPerBlock                       // E4M3, each 128 of a row by their own largest magnitude: of experts
 )
 
 func (a FP8Activations) String() string {
@@ -60,6 +62,8 @@ func (a FP8Activations) String() string {
 		return "a step for each row"
 	case StaticSteps:
 		return "static steps"
+	case StepPerBlock:
+		return "a step for each 128 of a row"
 	}
 	return fmt.Sprintf("activations %d", uint8(a))
 }
@@ -176,29 +180,17 @@ func fp8WeightLinear[T native.Float](c *graph.Call) error {
 	buf.steps[0] = o.StepX
 	if o.Activations == StepPerRow {
 		a.FP8Blocks, a.Steps = native.FP8PerRow(m, k), buf.steps
-		native.FP8Amax(a.Steps, graph.Data[T](x), a.FP8Blocks)
-		toSteps(a.Steps)
+		native.FP8Fit(a.Codes, a.Steps, graph.Data[T](x), a.FP8Blocks)
+	} else {
+		native.FP8Quantize(a.Codes, nil, graph.Data[T](x), a.Steps, a.FP8Blocks, a.Format)
 	}
-	native.FP8Quantize(a.Codes, nil, graph.Data[T](x), a.Steps, a.FP8Blocks, a.Format)
 	native.FP8MatMul(graph.Data[T](c.Out[0]), a, q, data[T](c.In, bias), m, n, k, false, true)
 	fp8Buffers.give(buf)
 	return nil
 }
 
-// toSteps turns maxima into steps of E4M3; what has no maximum gets 1.
-func toSteps(amax []float32) {
-	for i, a := range amax {
-		s, ok := native.FP8Step(a, native.E4M3, 0)
-		if !ok {
-			s = 1
-		}
-		amax[i] = s
-	}
-}
-
-// fp8Rows is a wide weight in E4M3 with a step for each row, kept with the
-// parameter by version.
-type fp8Rows struct {
+// fp8Kept is a wide weight in E4M3, kept with the parameter by version.
+type fp8Kept struct {
 	mu      sync.RWMutex
 	coded   bool
 	version uint64
@@ -206,13 +198,14 @@ type fp8Rows struct {
 	steps   []float32
 }
 
-func newFP8Rows() any { return &fp8Rows{} }
+func newFP8Kept() any { return &fp8Kept{} }
 
-// fp8RowsOf returns the copy of input i with its lock held for reading.
-func fp8RowsOf(c *graph.Call, i int, w graph.Tensor) *fp8Rows {
-	q, version := &fp8Rows{}, uint64(0)
+// fp8KeptOf returns the copy of input i under a key with its lock held for
+// reading.
+func fp8KeptOf(c *graph.Call, i int, key string, code func() ([]byte, []float32)) *fp8Kept {
+	q, version := &fp8Kept{}, uint64(0)
 	if p := c.Param(i); p != nil {
-		q, version = p.Attach("fp8.rows", newFP8Rows).(*fp8Rows), p.Version()
+		q, version = p.Attach(key, newFP8Kept).(*fp8Kept), p.Version()
 	}
 	for {
 		q.mu.RLock()
@@ -221,10 +214,15 @@ func fp8RowsOf(c *graph.Call, i int, w graph.Tensor) *fp8Rows {
 		}
 		q.mu.RUnlock()
 		q.mu.Lock()
-		q.codes, q.steps = FP8Rows(w)
+		q.codes, q.steps = code()
 		q.coded, q.version = true, version
 		q.mu.Unlock()
 	}
+}
+
+// fp8RowsOf is input i with a step for each row.
+func fp8RowsOf(c *graph.Call, i int, w graph.Tensor) *fp8Kept {
+	return fp8KeptOf(c, i, "fp8.rows", func() ([]byte, []float32) { return FP8Rows(w) })
 }
 
 // FP8Rows quantises a float weight [N,K] to E4M3 with a step for each row: codes
@@ -234,19 +232,13 @@ func FP8Rows(w graph.Tensor) (codes []byte, steps []float32) {
 	codes, steps = make([]byte, w.Size()), make([]float32, b.Rows)
 	switch w.DType {
 	case dtype.Float64:
-		fp8RowsFrom(codes, steps, graph.Data[float64](w), b)
+		native.FP8Fit(codes, steps, graph.Data[float64](w), b)
 	case dtype.Float32:
-		fp8RowsFrom(codes, steps, graph.Data[float32](w), b)
+		native.FP8Fit(codes, steps, graph.Data[float32](w), b)
 	default:
-		fp8RowsFrom(codes, steps, widened(w), b)
+		native.FP8Fit(codes, steps, widened(w), b)
 	}
 	return codes, steps
-}
-
-func fp8RowsFrom[T native.Float](codes []byte, steps []float32, w []T, b native.FP8Blocks) {
-	native.FP8Amax(steps, w, b)
-	toSteps(steps)
-	native.FP8Quantize(codes, nil, w, steps, b, native.E4M3)
 }
 
 // fp8Buffers keeps the codes of activations between calls.

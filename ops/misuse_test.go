@@ -57,13 +57,14 @@ func constructors(t *testing.T) map[string]func(x, y *graph.Node) *graph.Node {
 		"paged": func(x, y *graph.Node) *graph.Node {
 			return ops.PagedAttention(x, x, x, ops.Pages{QOIndptr: y, Indptr: y, Indices: y, LastPageLen: y}, ops.PagedAttentionOp{})
 		},
-		"nll":        ops.NLL,
-		"sampling":   func(x, y *graph.Node) *graph.Node { return ops.Sampling(x, y, y) },
-		"route":      func(x, y *graph.Node) *graph.Node { _, w := ops.Route(x, y, ops.Router{Experts: 4, TopK: 2}); return w },
-		"balance":    func(x, y *graph.Node) *graph.Node { return ops.BalanceLoss(x, y, ops.Router{Experts: 4, TopK: 4}) },
-		"experts":    func(x, y *graph.Node) *graph.Node { return ops.Experts(x, x, y, y, y, y) },
-		"kda":        func(x, y *graph.Node) *graph.Node { o, _ := ops.KDA(x, x, x, x, y, ops.KDAOptions{}); return o },
-		"kda packed": func(x, y *graph.Node) *graph.Node { o, _ := ops.KDA(x, x, x, x, x, ops.KDAOptions{Cu: y}); return o },
+		"nll":         ops.NLL,
+		"sampling":    func(x, y *graph.Node) *graph.Node { return ops.Sampling(x, y, y) },
+		"route":       func(x, y *graph.Node) *graph.Node { _, w := ops.Route(x, y, ops.Router{Experts: 4, TopK: 2}); return w },
+		"balance":     func(x, y *graph.Node) *graph.Node { return ops.BalanceLoss(x, y, ops.Router{Experts: 4, TopK: 4}) },
+		"fp8 experts": func(x, y *graph.Node) *graph.Node { return ops.FP8Experts(x, x, y, y, y, y, ops.FP8ExpertsOp{}) },
+		"experts":     func(x, y *graph.Node) *graph.Node { return ops.Experts(x, x, y, y, y, y) },
+		"kda":         func(x, y *graph.Node) *graph.Node { o, _ := ops.KDA(x, x, x, x, y, ops.KDAOptions{}); return o },
+		"kda packed":  func(x, y *graph.Node) *graph.Node { o, _ := ops.KDA(x, x, x, x, x, ops.KDAOptions{Cu: y}); return o },
 		"kda slots": func(x, y *graph.Node) *graph.Node {
 			return ops.KDASlots(x, x, x, x, y, x, ops.Slots{QOIndptr: y, Slots: y, Starts: y}, ops.KDASlotsOp{})
 		},

@@ -204,8 +204,12 @@ func balanceLossGradBody[T native.Float](c *graph.Call) error {
 // down [E,D,F]. Tokens are sorted by expert, and no token is dropped.
 type ExpertsOp struct{}
 
-// Experts adds an ExpertsOp.
+// Experts adds an ExpertsOp. Stacks stored in 8 bits are read as they are: then
+// it is an FP8ExpertsOp.
 func Experts(x, weights, ids, gate, up, down *graph.Node) *graph.Node {
+	if gate.Type().DType.IsFloat8() {
+		return FP8Experts(x, weights, ids, gate, up, down, FP8ExpertsOp{})
+	}
 	return graph.Apply(ExpertsOp{}, x, weights, ids, gate, up, down)
 }
 

@@ -28,6 +28,7 @@ var cudaForward = map[string]bool{
 	"cross_entropy":     true,
 	"embedding":         true,
 	"experts":           true,
+	"fp8_experts":       true,
 	"fp8_linear":        true,
 	"fp8_matmul":        true,
 	"fp8_steps":         true,

@@ -78,20 +78,28 @@ func routeWeightsBody(c *Call) error {
 
 // expertsOf is the products of all choices and their sum.
 func expertsOf(c *Call) (x Experts, err error) {
-	gate := c.In[3].Type()
-	x = Experts{Type: c.Type(), T: rowsOf(c.In[0].Type()), TopK: lastDim(c.In[1].Type()), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2], Y: c.Output(0)}
 	for i := 3; i < 6; i++ {
 		if param := c.In[i].Param(); param != nil && !floatWeight(param) {
 			return x, unsupported("experts", "weights of %s", param.Type.DType)
 		}
 	}
+	if x, err = choicesOf(c); err != nil {
+		return x, err
+	}
+	return x, c.inputs(3, &x.Gate, &x.Up, &x.Down)
+}
+
+// choicesOf is a mixture without its stacks.
+func choicesOf(c *Call) (x Experts, err error) {
+	gate := c.In[3].Type()
+	x = Experts{Type: c.Type(), T: rowsOf(c.In[0].Type()), TopK: lastDim(c.In[1].Type()), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2], Y: c.Output(0)}
 	c.checkInts(2, 0, x.E-1, "ids")
 	var dt DType
 	if x.Weights, dt, err = c.scores(1); err != nil {
 		return x, err
 	}
 	x.WeightsF32 = dt == F32
-	return x, errors.Join(c.inputs(0, &x.X), c.inputs(2, &x.IDs, &x.Gate, &x.Up, &x.Down))
+	return x, errors.Join(c.inputs(0, &x.X), c.inputs(2, &x.IDs))
 }
 
 // expertsBody queues them; with a residual, that is added in front of the rounding and the result goes to the sum's place.
@@ -100,14 +108,20 @@ func expertsBody(c *Call, add *Call) error {
 	if err != nil {
 		return err
 	}
-	if add != nil {
-		if x.Residual, err = add.Input(other(add.Node, c.Node)); err != nil {
-			return err
-		}
-		x.Y = add.Output(0)
+	if err := x.onto(add, c.Node); err != nil {
+		return err
 	}
 	x.Scratch = c.Scratch(x.ScratchBytes(c.Target()))
 	return x.Launch(c)
+}
+
+// onto puts the result to the place of a sum with a residual, if there is one.
+func (x *Experts) onto(add *Call, experts *graph.Node) (err error) {
+	if add != nil {
+		x.Residual, err = add.Input(other(add.Node, experts))
+		x.Y = add.Output(0)
+	}
+	return err
 }
 
 // other is the number of the input of a sum that is not n.
@@ -139,11 +153,16 @@ func (p *program) fuseRoute(i int) (*Call, int, error) {
 // fuseExperts: experts, then the sum with another value.
 func (p *program) fuseExperts(i int) (*Call, int, error) {
 	experts, add := p.at(i), p.at(i+1)
-	if _, ok := opOf[ops.ExpertsOp](experts); !ok || !adds(add, experts) || !p.only(experts, add) || !p.inPlace(add) {
+	_, wide := opOf[ops.ExpertsOp](experts)
+	_, coded := opOf[ops.FP8ExpertsOp](experts)
+	if !wide && !coded || !adds(add, experts) || !p.only(experts, add) || !p.inPlace(add) {
 		return nil, 0, nil
 	}
-	c := &Call{Node: experts, In: experts.In(), p: p}
-	return c, 2, expertsBody(c, &Call{Node: add, In: add.In(), p: p})
+	c, body := &Call{Node: experts, In: experts.In(), p: p}, expertsBody
+	if coded {
+		body = fp8ExpertsBody
+	}
+	return c, 2, body(c, &Call{Node: add, In: add.In(), p: p})
 }
 
 // inPlace says that a sum lies where one of its inputs did: other memory may be that of ids or weights, which are free by then.

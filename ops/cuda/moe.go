@@ -232,16 +232,22 @@ func suffix(up Pointer) string {
 	return "_swiglu"
 }
 
-// stream is one product of the choices as they lie, w [E,n,k]; the cuts depend on n and k alone.
-func (x Experts) stream(q Queue, y, from, w, up, sharedW, sharedUp Pointer, n, k, divide int) error {
-	parts := 2 // of k
+// streamCuts are the parts of k that the warps of a block share, and the columns of a block.
+func streamCuts(k int, gated bool) (parts, columns int) {
+	parts = 2
 	if k >= 1024 {
 		parts = 4
 	}
-	columns := 16 * 8 / parts
-	if !up.IsNil() {
+	columns = 16 * 8 / parts
+	if gated {
 		columns /= 2
 	}
+	return parts, columns
+}
+
+// stream is one product of the choices as they lie, w [E,n,k]; the cuts depend on n and k alone.
+func (x Experts) stream(q Queue, y, from, w, up, sharedW, sharedUp Pointer, n, k, divide int) error {
+	parts, columns := streamCuts(k, !up.IsNil())
 	m := x.T * x.TopK
 	few := ""
 	if x.T <= 8 {

@@ -32,25 +32,35 @@ func quantised(x []float64, blocks native.FP8Blocks) (codes []byte, steps []floa
 }
 
 func TestDeviceExpertsFP8(t *testing.T) {
-	b := newBench(t)
-	if !b.d.Target().Hopper() {
-		t.Skip("the kernels are Hopper's")
+	gpu := newBench(t).d.Target()
+	if hasFP8("", gpu) != nil {
+		t.Skip("the kernels need FP8")
 	}
 	for _, dt := range []DType{BF16, F16} {
-		for _, c := range []expertsCase{{t: 1, topK: 2, e: 4, d: 128, f: 128}, {t: 70, topK: 2, e: 8, d: 256, f: 384, ids: "few", residual: true}, {t: 300, topK: 2, e: 3, d: 384, f: 256, ids: "one"}, {t: 257, topK: 4, e: 16, d: 640, f: 128}} {
-			each(t, 3, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testExpertsFP8(t, dt, c) })
+		for _, exact := range []bool{true, false} {
+			for _, c := range []expertsCase{{t: 1, topK: 2, e: 4, d: 128, f: 128}, {t: 3, topK: 4, e: 6, d: 144, f: 80, ids: "few"}, {t: 8, topK: 2, e: 5, d: 1152, f: 272, residual: true}, {t: 33, topK: 3, e: 4, d: 304, f: 1040}, {t: 64, topK: 2, e: 3, d: 256, f: 384, ids: "one"},
+				{t: 70, topK: 2, e: 8, d: 256, f: 384, ids: "few", residual: true}, {t: 300, topK: 2, e: 3, d: 384, f: 256, ids: "one"}, {t: 257, topK: 4, e: 16, d: 640, f: 128}} {
+				if gpu.Hopper() || exact || c.t <= expertsStreamTokens {
+					each(t, 3, fmt.Sprintf("%v/exact_%v/%+v", dt, exact, c), func(t *testing.T) { testExpertsFP8(t, dt, exact, c) })
+				}
+			}
 		}
 	}
 }
 
-func testExpertsFP8(t *testing.T, dt DType, c expertsCase) {
+func testExpertsFP8(t *testing.T, dt DType, exact bool, c expertsCase) {
 	b := newBench(t)
 	r := rand.New(rand.NewPCG(15, uint64(c.t*c.e)))
 	x, ids, weights, res := normal(r, dt, c.t*c.d, 1), c.choices(r), normal(r, F32, c.t*c.topK, 1), normal(r, dt, c.t*c.d, 1)
-	a := ExpertsFP8{Type: dt, T: c.t, TopK: c.topK, E: c.e, D: c.d, F: c.f, Y: b.out(dt, c.t*c.d), X: b.put(dt, x), Weights: b.put(F32, weights), WeightsF32: true, IDs: b.ints(wide(ids)...)}
+	a := ExpertsFP8{Type: dt, Exact: exact, T: c.t, TopK: c.topK, E: c.e, D: c.d, F: c.f, Y: b.out(dt, c.t*c.d), X: b.put(dt, x), Weights: b.put(F32, weights), WeightsF32: true, IDs: b.ints(wide(ids)...)}
 	stack := func(n, k int) (Pointer, Pointer, []float64) {
 		w := normal(r, F32, c.e*n*k, 1/math.Sqrt(float64(k)))
-		codes, steps := quantised(w, native.FP8Blocks{Rows: c.e * n, Cols: k, BlockRows: 128, BlockCols: 128})
+		var codes []byte
+		var steps []float64
+		for e := range c.e {
+			q, s := quantised(w[e*n*k:][:n*k], native.FP8Blocks{Rows: n, Cols: k, BlockRows: 128, BlockCols: 128})
+			codes, steps = append(codes, q...), append(steps, s...)
+		}
 		p := b.alloc(len(codes)).Pointer
 		require.NoError(t, b.d.Upload(p, codes))
 		return p, b.put(F32, steps), w
@@ -62,12 +72,18 @@ func testExpertsFP8(t *testing.T, dt DType, c expertsCase) {
 	if c.residual {
 		a.Residual = b.put(dt, res)
 	}
-	a.Scratch = b.alloc(int(a.ScratchBytes())).Pointer
+	scratch := int(a.ScratchBytes(b.d.Target()))
+	a.Scratch = b.alloc(scratch).Pointer
 	b.run(a)
-	b.raw(a.Scratch, int(a.ScratchBytes()))
+	b.raw(a.Scratch, scratch)
 
 	// The definition, with the roundings to codes where they are.
-	quantised(x, native.FP8Blocks{Rows: c.t, Cols: c.d, BlockRows: 1, BlockCols: 128})
+	code := func(x []float64, rows, cols int) {
+		if !exact {
+			quantised(x, native.FP8Blocks{Rows: rows, Cols: cols, BlockRows: 1, BlockCols: 128})
+		}
+	}
+	code(x, c.t, c.d)
 	want := make([]float64, c.t*c.d)
 	if c.residual {
 		copy(want, res)
@@ -82,7 +98,7 @@ func testExpertsFP8(t *testing.T, dt DType, c expertsCase) {
 			}
 			h[j] = g / (1 + math.Exp(-g)) * u
 		}
-		quantised(h, native.FP8Blocks{Rows: 1, Cols: c.f, BlockRows: 1, BlockCols: 128})
+		code(h, 1, c.f)
 		for j := range c.d {
 			var s float64
 			for k, v := range h {
@@ -110,7 +126,7 @@ func testExpertsFP8(t *testing.T, dt DType, c expertsCase) {
 func TestDeviceSpeedExpertsFP8(t *testing.T) {
 	speed(t)
 	b := newBench(t)
-	for _, s := range []struct{ e, k, d, f, t int }{{64, 8, 2048, 1408, 4096}, {128, 8, 2048, 768, 4096}, {128, 8, 2048, 768, 64}, {128, 8, 2048, 768, 1}, {64, 8, 7168, 2048, 4096}, {64, 8, 7168, 2048, 1}} {
+	for _, s := range []struct{ e, k, d, f, t int }{{64, 8, 2048, 1408, 4096}, {128, 8, 2048, 768, 4096}, {128, 8, 2048, 768, 64}, {128, 8, 2048, 768, 16}, {128, 8, 2048, 768, 4}, {128, 8, 2048, 768, 1}, {64, 8, 7168, 2048, 4096}, {64, 8, 7168, 2048, 1}} {
 		r := rand.New(rand.NewPCG(16, uint64(s.t)))
 		sets := 6
 		var ids []int32
@@ -134,16 +150,24 @@ func TestDeviceSpeedExpertsFP8(t *testing.T) {
 		steps := b.random(F32, s.e*s.f*s.d/128/128, 0.01)
 		a := ExpertsFP8{Type: BF16, T: s.t, TopK: s.k, E: s.e, D: s.d, F: s.f, Y: b.out(BF16, s.t*s.d), X: b.random(BF16, s.t*s.d, 1), Weights: b.random(F32, s.t*s.k, 1), WeightsF32: true, IDs: p,
 			Gate: codes(s.e * s.f * s.d), Up: codes(s.e * s.f * s.d), Down: codes(s.e * s.f * s.d), GateSteps: steps, UpSteps: steps, DownSteps: steps}
-		a.Scratch = b.alloc(int(a.ScratchBytes())).Pointer
-		us := clock(t, b.d, 6, func(q Queue, i int) error {
-			a.IDs = p.At(int64(i % sets * s.t * s.k * 4))
-			return a.Launch(q)
-		})
+		exact := a
+		exact.Exact = true
+		a.Scratch = b.alloc(int(max(a.ScratchBytes(b.d.Target()), exact.ScratchBytes(b.d.Target())))).Pointer
+		timed := func(exact bool) float64 {
+			a := a
+			a.Exact = exact
+			return clock(t, b.d, 6, func(q Queue, i int) error {
+				a.IDs = p.At(int64(i % sets * s.t * s.k * 4))
+				return a.Launch(q)
+			})
+		}
 		used := map[int32]bool{}
 		for _, e := range ids[:s.t*s.k] {
 			used[e] = true
 		}
-		row(t, "experts fp8", fmt.Sprintf("E%d top%d T%d D%d F%d", s.e, s.k, s.t, s.d, s.f), us, 6*float64(s.t*s.k)*float64(s.d*s.f), 3*float64(len(used)*s.d*s.f))
+		for _, exact := range []bool{false, true} {
+			row(t, "experts fp8", fmt.Sprintf("E%d top%d T%d D%d F%d exact %v", s.e, s.k, s.t, s.d, s.f, exact), timed(exact), 6*float64(s.t*s.k)*float64(s.d*s.f), 3*float64(len(used)*s.d*s.f))
+		}
 		if s.t < 1024 {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/ops"
 )
@@ -26,11 +27,18 @@ func TestExpertsLaunchGolden(t *testing.T) {
 		require.NoError(t, x.Launch(r))
 		text += fmt.Sprintf("%s %v T %d, scratch %d bytes\n%s", c.gpu, c.dt, c.tokens, x.ScratchBytes(r.GPU), r)
 	}
-	r := &Recorder{GPU: targets["sm_90"]}
-	x := ExpertsFP8{Type: BF16, T: 300, TopK: 8, E: 256, D: 7168, F: 2048, Y: at("y", 4), X: at("x", 5), Weights: at("weights", 2), WeightsF32: true, IDs: at("ids", 1),
-		Gate: at("gate", 6), Up: at("up", 7), Down: at("down", 8), GateSteps: at("gate_steps", 11), UpSteps: at("up_steps", 12), DownSteps: at("down_steps", 13), Scratch: at("scratch", 10)}
-	require.NoError(t, x.Launch(r))
-	holdGolden(t, "experts", text+fmt.Sprintf("fp8 T 300, scratch %d bytes\n%s", x.ScratchBytes(), r))
+	for _, c := range []struct {
+		gpu    string
+		exact  bool
+		tokens int
+	}{{"sm_90", false, 300}, {"sm_90", false, 4}, {"sm_89", true, 1}, {"sm_90", true, 64}, {"sm_90", true, 300}} {
+		r := &Recorder{GPU: targets[c.gpu]}
+		x := ExpertsFP8{Type: BF16, Exact: c.exact, T: c.tokens, TopK: 8, E: 256, D: 7168, F: 2048, Y: at("y", 4), X: at("x", 5), Weights: at("weights", 2), WeightsF32: true, IDs: at("ids", 1),
+			Gate: at("gate", 6), Up: at("up", 7), Down: at("down", 8), GateSteps: at("gate_steps", 11), UpSteps: at("up_steps", 12), DownSteps: at("down_steps", 13), Scratch: at("scratch", 10)}
+		require.NoError(t, x.Launch(r))
+		text += fmt.Sprintf("fp8 %s, exact %v, T %d, scratch %d bytes\n%s", c.gpu, c.exact, c.tokens, x.ScratchBytes(r.GPU), r)
+	}
+	holdGolden(t, "experts", text)
 }
 
 func TestExpertsErrorsBeforeLaunch(t *testing.T) {
@@ -40,7 +48,11 @@ func TestExpertsErrorsBeforeLaunch(t *testing.T) {
 	for want, l := range map[string]interface{ Launch(Queue) error }{
 		"experts: 1536 bytes of scratch are required":                                                             x,
 		"experts: T >= 0 and top-k, experts, D and F >= 1 are required, got T -1, top-k 2, experts 8, D 64, F 32": none,
-		"experts fp8: no CUDA kernel: D 64, F 128, 8 experts: multiples of 128 and up to 1024 experts":            ExpertsFP8{Type: BF16, T: 1, TopK: 2, E: 8, D: 64, F: 128},
+		"experts fp8: no CUDA kernel: 65 tokens with D 64, F 128: multiples of 128":                               ExpertsFP8{Type: BF16, T: 65, TopK: 2, E: 8, D: 64, F: 128},
+		"experts fp8: no CUDA kernel: D 64, F 24: multiples of 16":                                                ExpertsFP8{Type: BF16, T: 1, TopK: 2, E: 8, D: 64, F: 24},
+		"experts fp8: no CUDA kernel: f32: kernels exist for bf16 and f16":                                        ExpertsFP8{Type: F32, T: 1, TopK: 2, E: 8, D: 64, F: 128},
+		"experts fp8: no CUDA kernel: 65 tokens in codes, 2000 experts on H200: Hopper and up to 1024 experts":    ExpertsFP8{Type: BF16, T: 65, TopK: 2, E: 2000, D: 128, F: 128},
+		"experts fp8: 2304 bytes of scratch are required":                                                         ExpertsFP8{Type: BF16, T: 1, TopK: 2, E: 8, D: 64, F: 128},
 		"experts: no CUDA kernel: 8388608 choices of 8 experts: the grid holds 4193728":                           many,
 		"route: no CUDA kernel: 5000 experts: the kernel takes up to 4096":                                        Route{Router: ops.Router{Experts: 5000, TopK: 2}, T: 1},
 		"router: top-k must be from 1 to the number of experts, got top-k 9 of 8 experts":                         Route{Router: ops.Router{Experts: 8, TopK: 9}, T: 1},
@@ -67,6 +79,39 @@ func TestExecutorExpertsGolden(t *testing.T) {
 		p, err := lower(plan, targets["sm_90"], x.compute, false, nil)
 		require.NoError(t, err)
 		holdGolden(t, "exec_"+name, p.String()+p.launchText())
+	}
+}
+
+// Plans of models with mixtures in 8 bits: the stacks as codes, or widened where no kernel takes them.
+func TestExecutorFP8ExpertsGolden(t *testing.T) {
+	for name, x := range map[string]struct {
+		gpu     string
+		compute DType
+		o       autocast.InferenceOptions
+		tokens  int
+		stored  bool // as codes alone
+	}{
+		"decode_sm_90":      {"sm_90", BF16, autocast.InferenceOptions{}, 4, true},
+		"rows_decode_sm_90": {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
+		"rows_chunk_sm_90":  {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, true},
+		"chunk_sm_90":       {"sm_90", BF16, autocast.InferenceOptions{}, 128, false},
+		"rows_chunk_sm_89":  {"sm_89", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
+		"decode_f32_sm_90":  {"sm_90", F32, autocast.InferenceOptions{}, 4, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := tiny(t, func(c *models.Config) {
+				c.Type, c.QKNorm = "qwen3_moe", true
+				c.Experts = &models.Experts{Router: ops.Router{Experts: 8, TopK: 2, Renormalize: true}, FFN: 128, Dense: []bool{false, true}}
+			})
+			plan, report := fp8Plan(t, m, x.o, x.tokens, 4, 40)
+			if x.stored {
+				require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
+				plan, _ = fp8Plan(t, m, x.o, x.tokens, 4, 40)
+			}
+			p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
+			require.NoError(t, err)
+			holdGolden(t, "exec_fp8_moe_"+name, p.String()+p.launchText())
+		})
 	}
 }
 

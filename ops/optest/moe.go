@@ -331,3 +331,39 @@ func (x Experts) Backward(dy, in, weights []float64, ids []int32, gate, up, down
 	}
 	return din, dweights, dgate, dup, ddown
 }
+
+// FP8Forward is Forward with the stacks on the grid of E4M3, a step for each 128
+// x 128 block of each matrix, and with blocks set the tokens and what the gate
+// gives too, a step for each 1 x 128. Largest magnitudes are float32.
+func (x Experts) FP8Forward(in, weights []float64, ids []int32, gate, up, down []float64, blocks bool) []float64 {
+	grid := func(v []float64, rows, cols, side int) []float64 {
+		b := Blocks{rows, cols, side, 128}
+		steps, _ := b.Amax(v)
+		for i, a := range steps {
+			steps[i] = QuantStep(float64(float32(a)), 1, E4M3, 0)
+		}
+		return b.Dequantize(b.Quantize(v, steps, E4M3), steps, E4M3)
+	}
+	row := func(v []float64) []float64 {
+		if !blocks {
+			return v
+		}
+		return grid(v, 1, len(v), 1)
+	}
+	var g, u, d []float64
+	for at := 0; at < len(gate); at += x.F * x.D {
+		end := at + x.F*x.D
+		g, u, d = append(g, grid(gate[at:end], x.F, x.D, 128)...), append(u, grid(up[at:end], x.F, x.D, 128)...), append(d, grid(down[at:end], x.D, x.F, 128)...)
+	}
+	y := make([]float64, len(in))
+	for i, e := range ids {
+		at := i / x.TopK * x.D
+		a, b, c := x.expert(g, u, d, e)
+		token := row(in[at : at+x.D])
+		h := row(SwiGLU(Linear(token, a, nil, 1, x.F, x.D), Linear(token, b, nil, 1, x.F, x.D)))
+		for j, v := range Linear(h, c, nil, 1, x.D, x.F) {
+			y[at+j] += weights[i] * v
+		}
+	}
+	return y
+}

@@ -5,10 +5,13 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
 	"github.com/seafan/seafan/ops/optest"
 )
 
-func init() { tables = append(tables, routeCases, routeWeightsCases, expertsCases, balanceCases) }
+func init() {
+	tables = append(tables, routeCases, routeWeightsCases, expertsCases, fp8ExpertsCases, balanceCases)
+}
 
 // routers are the forms that published models use, and small ones.
 var routers = []struct {
@@ -156,6 +159,49 @@ func expertsCases() []Case {
 		bad("down", "gate and up must be [E,F,D] and down [E,D,F] for x [...,D], got x [3,4], gate [5,6,4], up [5,6,4], down [5,6,4]", func(in []Input) { in[5] = Normal("down", 5, 6, 4) }),
 		bad("choices", "a token chooses 2 of 1 experts (weights [3,2], gate [1,6,4])", func(in []Input) {
 			in[3], in[4], in[5] = Normal("gate", 1, 6, 4), Normal("up", 1, 6, 4), Normal("down", 1, 4, 6)
+		}))
+}
+
+func fp8ExpertsCases() []Case {
+	var cs []Case
+	for _, s := range []struct{ tokens, topK, e, f, d int }{{1, 1, 1, 1, 1}, {3, 1, 5, 7, 6}, {35, 2, 4, 150, 129}, {70, 2, 3, 128, 256}} {
+		for _, a := range []ops.FP8Activations{ops.Exact, ops.StepPerBlock} {
+			ids := Ints("ids", s.e, s.tokens, s.topK)
+			for i := range ids.I { // distinct choices of a token; the last expert has no token where that can be
+				ids.I[i] = (ids.I[i/s.topK*s.topK] + int32(i%s.topK)) % int32(max(s.e-1, s.topK))
+			}
+			x := optest.Experts{D: s.d, F: s.f, TopK: s.topK}
+			cs = append(cs, Case{Op: "fp8_experts", Name: fmt.Sprintf("%+v %v", s, a),
+				In: []Input{Normal("x", s.tokens, s.d), Normal("weights", s.tokens, s.topK), ids, Normal("gate", s.e, s.f, s.d), Normal("up", s.e, s.f, s.d), Normal("down", s.e, s.d, s.f)},
+				Build: func(in []*graph.Node) []*graph.Node {
+					return one(ops.FP8Experts(in[0], in[1], in[2], in[3], in[4], in[5], ops.FP8ExpertsOp{Activations: a}))
+				},
+				Oracle: func(in []Input) [][]float64 {
+					return [][]float64{x.FP8Forward(in[0].F, in[1].F, in[2].I, in[3].F, in[4].F, in[5].F, a == ops.StepPerBlock)}
+				},
+				C: 16, // measured at most 7.7
+			})
+		}
+	}
+	bad := func(name, err string, o ops.FP8ExpertsOp, change func(in []*graph.Node)) Case {
+		in := []Input{Normal("x", 3, 4), Normal("weights", 3, 2), Ints("ids", 5, 3, 2), Normal("gate", 5, 6, 4), Normal("up", 5, 6, 4), Normal("down", 5, 4, 6)}
+		return Case{Op: "fp8_experts", Name: name, In: in, Err: err,
+			Build: func(in []*graph.Node) []*graph.Node {
+				in = append([]*graph.Node{}, in...)
+				change(in)
+				return one(ops.FP8Experts(in[0], in[1], in[2], in[3], in[4], in[5], o))
+			}}
+	}
+	codes := func(w *graph.Node, f native.FP8) *graph.Node {
+		return ops.Quantize(w, ops.FP8Steps(w, f, ops.FP8Block{}, 0), f, ops.FP8Block{}, false)
+	}
+	return append(cs,
+		bad("activations", "fp8_experts: the activations must be exact or quantised by block, got static steps", ops.FP8ExpertsOp{Activations: ops.StaticSteps}, func([]*graph.Node) {}),
+		bad("down", "fp8_experts: gate and up must be [E,F,D] and down [E,D,F] for x [...,D], got x [3,4], gate [5,6,4], up [5,6,4], down [5,6,4]", ops.FP8ExpertsOp{}, func(in []*graph.Node) { in[5] = in[4] }),
+		bad("mixed", "fp8_experts: gate, up and down must all be wide or all float8_e4m3, got float8_e4m3[5,6,4], float32[5,6,4], float32[5,4,6]", ops.FP8ExpertsOp{}, func(in []*graph.Node) { in[3] = codes(in[3], native.E4M3) }),
+		bad("format", "fp8_experts: gate, up and down must all be wide or all float8_e4m3, got float8_e5m2[5,6,4], float32[5,6,4], float32[5,4,6]", ops.FP8ExpertsOp{}, func(in []*graph.Node) { in[3] = codes(in[3], native.E5M2) }),
+		bad("no steps", "fp8_experts: gate float8_e4m3[5,6,4] needs its steps float32[5,1,1], a parameter of its name with _scale or _scale_inv", ops.FP8ExpertsOp{}, func(in []*graph.Node) {
+			in[3], in[4], in[5] = codes(in[3], native.E4M3), codes(in[4], native.E4M3), codes(in[5], native.E4M3)
 		}))
 }
 
