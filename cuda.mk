@@ -9,7 +9,7 @@
 #   env         print the cgo flags for builds by hand: eval "$(make -s -f cuda.mk env)"
 #   gpu         build and vet everything with -tags gpu
 #   gpu-test    the tests of the gpu build; device tests skip without a device unless REQUIRE_CUDA=1
-#   sanitize    the device tests under compute-sanitizer: memcheck, racecheck, initcheck, synccheck
+#   sanitize    the device tests, in short form, under compute-sanitizer: memcheck, racecheck, initcheck, synccheck
 
 CUDA_ROOT := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))
 CUDA_PREFIX := $(if $(CUDA_HOME),$(CUDA_HOME),$(CUDA_ROOT).toolchain/nvidia/cu13)
@@ -19,6 +19,7 @@ CUDA_VERSION := 13.0.*
 PIP ?= python3 -m pip
 PIP_INTO := $(PIP) install --quiet --no-deps --disable-pip-version-check --root-user-action ignore --target $(CUDA_ROOT).toolchain
 CC ?= cc
+SANITIZE_JOBS ?= $(shell nproc)
 
 CUDA_CFLAGS := -O2 -g -I$(CUDA_DRIVER)/include -I$(CUDA_PREFIX)/include
 CUDA_LDFLAGS := -L$(CUDA_STUB)
@@ -64,7 +65,10 @@ gpu: headers stub
 gpu-test: headers stub
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu ./kernels/... ./ops/cuda/... ./models/backend ./examples/bench ./examples/generate ./examples/plan
 
+# A process for each test: the tools do one thing at a time, the tests need not.
 sanitize: headers stub
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu -c -o build/cuda.test ./ops/cuda
 	cd $(CUDA_ROOT)ops/cuda && for tool in memcheck racecheck initcheck synccheck; do \
-		echo "== $$tool"; REQUIRE_CUDA=1 compute-sanitizer --tool $$tool --report-api-errors no --error-exitcode 9 $(CUDA_ROOT)build/cuda.test -test.short -test.run TestDevice || exit 1; done
+		echo "== $$tool" && mkdir -p $(CUDA_ROOT)build/$$tool && $(CUDA_ROOT)build/cuda.test -test.list TestDevice | grep ^TestDevice | grep -v Speed | \
+		REQUIRE_CUDA=1 xargs -P $(SANITIZE_JOBS) -I NAME sh -c 'compute-sanitizer --tool $$1 --report-api-errors no --error-exitcode 9 \
+			$(CUDA_ROOT)build/cuda.test -test.short -test.run "^$$2$$" > $(CUDA_ROOT)build/$$1/$$2.log 2>&1 || { cat $(CUDA_ROOT)build/$$1/$$2.log; exit 1; }' sh $$tool NAME || exit 1; done

@@ -1,9 +1,9 @@
 // Rotary embedding of q and k in one launch, with the RMSNorm of their heads in front of it (optional) and the write of k
 // and v into the KV pages behind it (each optional), there also as E4M3 codes with a step a head.
 //
-// A block owns one token. A thread owns the same 8 pairs (16 elements) of two heads, all in flight at once: pairs (x[2i], x[2i+1])
+// A block owns one token, or a part of its items. A thread owns the same 8 pairs (16 elements) of two heads, all in flight at once: pairs (x[2i], x[2i+1])
 // when interleaved, (x[i], x[i+rot/2]) when half. The heads of q come first, then those of k. The D - rot elements behind
-// the rotated width, and v, are copied in packs by the same threads. f32 arithmetic, one rounding; codes are those of the
+// the rotated width are copied in packs by the same threads, v by further ones. f32 arithmetic, one rounding; codes are those of the
 // rounded values. The _any kernels take a pair a thread: every D, even rot and alignment, without head norms.
 // positions [T]; cos and sin f32 [max_positions, rot/2]. slots [T] is page*page_size + offset of each token in the pool
 // [slots, Hk, D], negative for a token that writes nothing. A position outside the table writes NaN rather than reading
@@ -54,6 +54,26 @@ template <class T> __device__ __forceinline__ void put(e4m3* to, const Pack<T>& 
 }
 template <class T> __device__ __forceinline__ void put(T* to, T x, float) { *to = x; }
 template <class T> __device__ __forceinline__ void put(e4m3* to, T x, float step) { *to = to_e4m3(to_float(x), step); }
+// Eight pairs turned and rounded: (u[i], v[i]) by halves, neighbours of u and of v when interleaved; NaN when not known.
+template <class T, bool HALF>
+__device__ __forceinline__ void turn(Pack<T>* a, Pack<T>* b, const float* u, const float* v, const float* c, const float* s, bool known) {
+  auto set = [&](Pack<T>* p, int e, float x) { p[e / Pack<T>::N].v[e % Pack<T>::N] = from_float<T>(known ? x : NAN); };
+  if (HALF) {
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      set(a, e, u[e] * c[e] - v[e] * s[e]);
+      set(b, e, u[e] * s[e] + v[e] * c[e]);
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+      set(a, e, u[e] * c[e / 2] - u[e + 1] * s[e / 2]);
+      set(a, e + 1, u[e] * s[e / 2] + u[e + 1] * c[e / 2]);
+      set(b, e, v[e] * c[4 + e / 2] - v[e + 1] * s[4 + e / 2]);
+      set(b, e + 1, v[e] * s[4 + e / 2] + v[e + 1] * c[4 + e / 2]);
+    }
+  }
+}
 }  // namespace
 
 template <class T, class P, bool HALF>
@@ -70,8 +90,11 @@ __device__ __forceinline__ void rotary(const Params& p) {
   const bool known = position >= 0 && position < p.max_positions;
   const float* cos = p.cos + (long)(known ? position : 0) * (rot / 2);
   const float* sin = p.sin + (long)(known ? position : 0) * (rot / 2);
-  // Padded to whole warps so that the shuffles of the head norm are complete.
-  for (int item = threadIdx.x; item < (groups * lanes + 31) / 32 * 32; item += blockDim.x) {
+  const int start = blockIdx.y * blockDim.x + threadIdx.x, stride = gridDim.y * blockDim.x;
+  // Padded to whole warps so that the shuffles of the head norm are complete; behind them v, two packs a thread.
+  const int rotated = (groups * lanes + 31) / 32 * 32;
+  int item = start;
+  for (; item < rotated; item += stride) {
     const int group = item / lanes, j = item % lanes;
     const int first = HALF ? 8 * j : 16 * j, second = HALF ? first + rot / 2 : first + 8;
     float ct[N], st[N];
@@ -84,7 +107,7 @@ __device__ __forceinline__ void rotary(const Params& p) {
     };
     if (p.early) {
       table();
-      if (item == threadIdx.x) grid_block();
+      if (item == start) grid_block();
     }
     Pack<T> a[HEADS][PACKS], b[HEADS][PACKS];
 #pragma unroll
@@ -121,30 +144,20 @@ __device__ __forceinline__ void rotary(const Params& p) {
         const float scale = rsqrtf(squares / d + p.eps);
         const T* weight = (const T*)(is_q ? p.q_weight : p.k_weight);
         // The norm's result is rounded as it would be in memory.
+        auto weigh = [&](float(&x)[N], const T* w) {
 #pragma unroll
-        for (int e = 0; e < N; e++) {
-          u[e] = to_float(from_float<T>(u[e] * scale * to_float(weight[first + e])));
-          v[e] = to_float(from_float<T>(v[e] * scale * to_float(weight[second + e])));
-        }
+          for (int c = 0; c < PACKS; c++) {
+            const Pack<T> g = load16(w + c * Pack<T>::N);
+#pragma unroll
+            for (int e = 0; e < Pack<T>::N; e++) x[c * Pack<T>::N + e] = to_float(from_float<T>(x[c * Pack<T>::N + e] * scale * to_float(g.v[e])));
+          }
+        };
+        weigh(u, weight + first);
+        weigh(v, weight + second);
       }
       if (!live) continue;
       Pack<T> pa[PACKS], pb[PACKS];
-      auto set = [&](Pack<T>(&p)[PACKS], int e, float x) { p[e / Pack<T>::N].v[e % Pack<T>::N] = from_float<T>(known ? x : NAN); };
-      if (HALF) {
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-          set(pa, e, u[e] * ct[e] - v[e] * st[e]);
-          set(pb, e, u[e] * st[e] + v[e] * ct[e]);
-        }
-      } else {
-#pragma unroll
-        for (int e = 0; e < N; e += 2) {
-          set(pa, e, u[e] * ct[e / 2] - u[e + 1] * st[e / 2]);
-          set(pa, e + 1, u[e] * st[e / 2] + u[e + 1] * ct[e / 2]);
-          set(pb, e, v[e] * ct[4 + e / 2] - v[e + 1] * st[4 + e / 2]);
-          set(pb, e + 1, v[e] * st[4 + e / 2] + v[e + 1] * ct[4 + e / 2]);
-        }
-      }
+      turn<T, HALF>(pa, pb, u, v, ct, st, known);
       T* out = is_q ? (T*)p.q_out + t * p.q_out_stride + (long)h * d : (k_out ? k_out + t * p.k_out_stride + (long)h * d : nullptr);
       P* pool = !is_q && slot >= 0 ? (P*)p.k_pool + ((long)slot * hk + h) * d : nullptr;
       const float step = pool && p.k_steps ? p.k_steps[h] : 1.f;
@@ -156,8 +169,19 @@ __device__ __forceinline__ void rotary(const Params& p) {
     }
   }
   if (p.early) grid_block();  // threads without an item
+  if (slot >= 0 && p.v) {
+    const int packs = hk * d / Pack<T>::N;
+    for (int at = 2 * (item - rotated); at < packs; at += 2 * stride) {
+      const T* from = (const T*)p.v + t * p.v_stride + (long)at * Pack<T>::N;
+      const bool two = at + 1 < packs;
+      const Pack<T> x = load16(from), y = load16(from + two * Pack<T>::N);
+      P* to = (P*)p.v_pool + (long)slot * hk * d + (long)at * Pack<T>::N;
+      put(to, x, p.v_steps ? p.v_steps[at * Pack<T>::N / d] : 1.f);
+      if (two) put(to + Pack<T>::N, y, p.v_steps ? p.v_steps[(at + 1) * Pack<T>::N / d] : 1.f);
+    }
+  }
   const int tail = (d - rot) / Pack<T>::N;
-  for (int item = threadIdx.x; item < heads * tail; item += blockDim.x) {
+  for (item = start; item < heads * tail; item += stride) {
     const int head = item / tail, i = rot + item % tail * Pack<T>::N;
     const bool is_q = head < hq;
     const int h = is_q ? head : head - hq;
@@ -166,11 +190,81 @@ __device__ __forceinline__ void rotary(const Params& p) {
     if (!is_q && k_out) store16(k_out + t * p.k_out_stride + (long)h * d + i, x);
     if (!is_q && slot >= 0) put((P*)p.k_pool + ((long)slot * hk + h) * d + i, x, p.k_steps ? p.k_steps[h] : 1.f);
   }
-  if (slot >= 0 && p.v) {
-    const int packs = hk * d / Pack<T>::N;
-    for (int i = threadIdx.x; i < packs; i += blockDim.x)
-      put((P*)p.v_pool + (long)slot * hk * d + (long)i * Pack<T>::N, load16((const T*)p.v + t * p.v_stride + (long)i * Pack<T>::N),
-          p.v_steps ? p.v_steps[i * Pack<T>::N / d] : 1.f);
+}
+
+// The same for few tokens and rot = D: a thread owns one item, 8 pairs of one head or two packs of v, and has its addresses and
+// everything that does not depend on the launch in front before it waits.
+template <class T, class P, bool HALF> __device__ __forceinline__ void rotary_few(const Params& p) {
+  constexpr int N = 8, PACKS = N / Pack<T>::N;
+  const long t = blockIdx.x;
+  const int hq = p.hq, hk = p.hk, d = p.d, lanes = d / 16, heads = hq + hk, rotated = (heads * lanes + 31) / 32 * 32;
+  const int item = blockIdx.y * blockDim.x + threadIdx.x;
+  grid_launch();
+  if (!p.early) grid_block();
+  const int position = p.positions[t], slot = p.slots ? p.slots[t] : -1;
+  if (item >= rotated) {
+    const int at = 2 * (item - rotated), packs = slot >= 0 && p.v ? hk * d / Pack<T>::N : 0;
+    const T* from = (const T*)p.v + t * p.v_stride + (long)at * Pack<T>::N;
+    P* to = (P*)p.v_pool + (long)slot * hk * d + (long)at * Pack<T>::N;
+    const bool two = at + 1 < packs;
+    float first = 1, second = 1;
+    if (at < packs && p.v_steps) first = p.v_steps[at * Pack<T>::N / d], second = p.v_steps[(at + two) * Pack<T>::N / d];
+    if (p.early) grid_block();
+    if (at >= packs) return;
+    const Pack<T> x = load16(from), y = load16(from + two * Pack<T>::N);
+    put(to, x, first);
+    if (two) put(to + Pack<T>::N, y, second);
+    return;
+  }
+  const int head = item / lanes, j = item % lanes, first = HALF ? 8 * j : 16 * j, second = HALF ? first + d / 2 : first + 8;
+  const bool live = head < heads, is_q = head < hq, known = position >= 0 && position < p.max_positions;
+  const int h = is_q ? head : head - hq;
+  const T* x = (is_q ? (const T*)p.q + t * p.q_stride : (const T*)p.k + t * p.k_stride) + (long)h * d;
+  T* out = is_q ? (T*)p.q_out + t * p.q_out_stride + (long)h * d : (p.k_out ? (T*)p.k_out + t * p.k_out_stride + (long)h * d : nullptr);
+  P* pool = live && !is_q && slot >= 0 ? (P*)p.k_pool + ((long)slot * hk + h) * d : nullptr;
+  const float step = pool && p.k_steps ? p.k_steps[h] : 1.f;
+  float ct[N], st[N];
+  const long row = (long)(known ? position : 0) * (d / 2) + 8 * j;
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    *reinterpret_cast<float4*>(ct + i) = *reinterpret_cast<const float4*>(p.cos + row + i);
+    *reinterpret_cast<float4*>(st + i) = *reinterpret_cast<const float4*>(p.sin + row + i);
+  }
+  Pack<T> wa[PACKS], wb[PACKS];
+  const T* weight = (const T*)(is_q ? p.q_weight : p.k_weight);
+  if (weight) {
+#pragma unroll
+    for (int c = 0; c < PACKS; c++) wa[c] = load16(weight + first + c * Pack<T>::N), wb[c] = load16(weight + second + c * Pack<T>::N);
+  }
+  if (p.early) grid_block();
+  Pack<T> a[PACKS], b[PACKS];
+#pragma unroll
+  for (int c = 0; c < PACKS; c++) {
+    *(uint4*)&a[c] = *(uint4*)&b[c] = make_uint4(0, 0, 0, 0);
+    if (live) a[c] = load16(x + first + c * Pack<T>::N), b[c] = load16(x + second + c * Pack<T>::N);
+  }
+  float u[N], v[N];
+#pragma unroll
+  for (int e = 0; e < N; e++) u[e] = to_float(a[e / Pack<T>::N].v[e % Pack<T>::N]), v[e] = to_float(b[e / Pack<T>::N].v[e % Pack<T>::N]);
+  if (weight) {
+    float squares = 0;
+#pragma unroll
+    for (int e = 0; e < N; e++) squares += u[e] * u[e] + v[e] * v[e];
+    for (int o = lanes / 2; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
+    const float scale = rsqrtf(squares / d + p.eps);
+    // The norm's result is rounded as it would be in memory.
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+      u[e] = to_float(from_float<T>(u[e] * scale * to_float(wa[e / Pack<T>::N].v[e % Pack<T>::N])));
+      v[e] = to_float(from_float<T>(v[e] * scale * to_float(wb[e / Pack<T>::N].v[e % Pack<T>::N])));
+    }
+  }
+  if (!live) return;
+  turn<T, HALF>(a, b, u, v, ct, st, known);
+#pragma unroll
+  for (int e = 0; e < PACKS; e++) {
+    if (out) store16(out + first + e * Pack<T>::N, a[e]), store16(out + second + e * Pack<T>::N, b[e]);
+    if (pool) put(pool + first + e * Pack<T>::N, a[e], step), put(pool + second + e * Pack<T>::N, b[e], step);
   }
 }
 
@@ -210,6 +304,7 @@ template <class T, class P, bool HALF> __device__ __forceinline__ void rotary_an
   extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 1 : sizeof(P) == 2 ? 4 : 3) rotary_##NAME##_##SUFFIX(const __grid_constant__ Params p) { \
     rotary<T, P, HALF>(p);                                                                                                     \
   }                                                                                                                            \
+  extern "C" __global__ void __launch_bounds__(256) rotary_##NAME##_##SUFFIX##_few(const __grid_constant__ Params p) { rotary_few<T, P, HALF>(p); } \
   extern "C" __global__ void __launch_bounds__(256) rotary_##NAME##_##SUFFIX##_any(const __grid_constant__ Params p) { rotary_any<T, P, HALF>(p); }
 #define ROTARIES(T)                              \
   ROTARY(T, T, T, half, true)                    \

@@ -157,7 +157,10 @@ func TestDeviceKDAContractSteps(t *testing.T) {
 	require.EqualValues(t, 1, after.Downloads.Count-before.Downloads.Count)
 	require.EqualValues(t, 4*c.QKVDim(), after.Downloads.Bytes-before.Downloads.Bytes)
 	in.ConvW, in.Weights = nil, weights
-	const steps = 10000
+	steps := 10000
+	if testing.Short() {
+		steps = 30
+	}
 	for range steps {
 		o, err := f.Step(in)
 		require.NoError(t, err)

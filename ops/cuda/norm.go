@@ -28,7 +28,7 @@ func (n RMSNorm) Launch(q Queue) error {
 	}
 	overlap := q.Target().Hopper() && !n.Computed
 	if packs := n.D * n.Type.Size() / 16; n.Rows <= fewRows && packs > 256 && packs <= 2048 && variant != n.Type.String()+"_any" {
-		variant, block = n.Type.String()+"_2_early", (ceilDiv(packs, 2)+31)/32*32
+		variant, block = n.Type.String()+"_2_few", (ceilDiv(packs, 2)+31)/32*32
 	}
 	return q.Launch(Launch{Kernel: "norm_rms_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: overlap, Args: []Arg{
 		{"y", n.Y}, {"sum", n.Sum}, {"x", n.X}, {"residual", n.Residual}, {"w", n.W}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})

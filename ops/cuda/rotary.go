@@ -43,6 +43,9 @@ type Rotary struct {
 	Computed          bool // the launch in front may write positions or slots
 }
 
+// rotaryFewTokens leave multiprocessors idle: a token's items are spread over several blocks, one a thread.
+const rotaryFewTokens = 64
+
 // Launch queues the kernel.
 func (r Rotary) Launch(q Queue) error {
 	const op = "rotary"
@@ -96,11 +99,27 @@ func (r Rotary) Launch(q Queue) error {
 	}
 	early := !r.Computed && q.Target().Hopper()
 	stream := int64(r.T)*int64((r.Hq+r.Hk)*r.D*r.Type.Size()) > 32<<20
-	block := min(256, (ceilDiv(r.Hq+r.Hk, 2)*lanes+31)/32*32)
-	if !whole {
-		kernel, block = kernel+"_any", min(256, ((r.Hq+r.Hk)*r.Rot/2+31)/32*32)
+	parts, block := 1, min(256, ceilDiv((r.Hq+r.Hk)*r.Rot/2, 32)*32)
+	switch few := r.T <= rotaryFewTokens && r.Rot == r.D; {
+	case !whole:
+		kernel += "_any"
+	default:
+		heads := r.Hq + r.Hk
+		if few {
+			kernel += "_few"
+		} else {
+			heads = ceilDiv(heads, 2) // two a thread
+		}
+		items := ceilDiv(heads*lanes, 32) * 32
+		if !r.Slots.IsNil() && !r.V.IsNil() {
+			items += ceilDiv(r.Hk*r.D*r.Type.Size(), 32) // two packs of v a thread
+		}
+		if few {
+			parts = ceilDiv(items, 160)
+		}
+		block = min(256, ceilDiv(ceilDiv(items, parts), 32)*32)
 	}
-	return q.Launch(Launch{Kernel: kernel, Grid: [3]int{r.T, 1, 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
+	return q.Launch(Launch{Kernel: kernel, Grid: [3]int{r.T, parts, 1}, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"q_out", r.QOut}, {"k_out", r.KOut}, {"q", r.Q}, {"k", r.K}, {"q_weight", r.QWeight}, {"k_weight", r.KWeight}, {"cos", r.Cos}, {"sin", r.Sin},
 		{"positions", r.Positions}, {"k_pool", r.KPool}, {"v_pool", r.VPool}, {"v", r.V}, {"slots", r.Slots}, {"k_steps", r.KSteps}, {"v_steps", r.VSteps},
 		{"q_stride", r.QStride}, {"k_stride", r.KStride}, {"v_stride", r.VStride}, {"q_out_stride", r.QOutStride}, {"k_out_stride", r.KOutStride},
