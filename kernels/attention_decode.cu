@@ -2,18 +2,20 @@
 //
 // The work is cut into items (request, split, kv head, tile of up to 8 query heads). How a request is split depends on its
 // own length alone, never on the batch: chunks of clamp(ceil(length/12) rounded up to 64, 64, 1024) tokens. So a request
-// gives the same bits in every batch. A fixed grid of blocks takes the items: the first two of a block by stride, then, where
-// there is a ticket to draw, the next that nobody has. Each block finds them by a prefix sum over the lengths, which it takes
-// from device memory, so a captured graph serves every length.
+// gives the same bits in every batch. A fixed grid of blocks takes the items: the first of a block by its number, then, where
+// there are more items than blocks, the next that nobody has, by tickets drawn an item ahead. Every block draws one ticket that
+// no item is left for, so who draws the last of all puts the tickets back. Each block finds the items by a prefix sum over the
+// lengths, which it takes from device memory, so a captured graph serves every length.
 // A block of 4 warps owns an item; a warp owns every fourth tile of 16 tokens of it (at multiples of 16), with its own ring
 // of cp.async stages, running maximum, denominator and output (registers), so the main loop has no block barrier. The ring
 // runs ahead across items. The warps' results meet in shared memory and go to the scratch in f32 or, when the request has
-// one split, to the output. The merge kernel owns a (request, query head) a block, sums the splits in their order, and puts
-// the ticket back.
+// one split, to the output. The merge kernel owns a (request, query head) a block and sums the splits in their order.
 // Both products are transposed, so that the 16 rows of mma m16n8k16 are tokens (K Q^T) and elements (V^T P^T) and only the 8
 // columns are query heads, padded with zeros; movmatrix turns the scores into the second operand. Tokens outside the
 // length, the window or the mask are read as zeros and scored -inf, so what memory holds there never enters. The cache is
-// read with evict-first, so that the scratch stays in L2.
+// read with evict-first and the scratch written with evict-last, so that it stays in L2, in whole sectors, which L2 need not
+// read before.
+// Heads of d elements, a multiple of 8, take the kernel of the next D.
 // Variants: dense; paged, a tile within one page (page of 16 tokens or more); gather, a page id a token (smaller pages).
 // Append: with new_k/new_v the last token of each request comes from there and is also written to its page.
 // Shared memory: stages * 4 warps * 2 * 16 rows of 2D bytes (swizzled; padded by 16 at D 96), plus 4 * rows * (D + 4)

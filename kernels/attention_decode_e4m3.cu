@@ -3,6 +3,7 @@
 // As attention_decode.cu, whose merge kernels serve these too, with codes in the ring (rows of D bytes) that turn into f16 on
 // their way to mma.sync: f16 holds every value of E4M3, and a query of bf16 is scaled by a power of two into its range. The
 // step of the keys is a factor of the scores, that of the values a factor of each split. No append: codes are written first.
+// Heads of d elements, a multiple of 16, take the kernel of the next D.
 // Shared memory: stages * 4 warps * 2 * 16 rows of D bytes (padded by 16 at D 32, 96 and 192), and the rest as there. Any
 // arch (sm_80 widens codes in software).
 #include "decode.cuh"

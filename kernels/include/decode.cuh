@@ -11,27 +11,27 @@ constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 enum Layout { DENSE, PAGED, GATHER };
 
 struct Params {
-  void* out;           // [B,Hq,D], packed
+  void* out;           // [B,Hq,d], packed
   float* lse;          // [B,Hq] or null
-  const void* q;       // [B,Hq,D], packed
-  const void* k;       // dense [B,L,Hk,D] by strides, or the pool [pages,page,Hk,D]
+  const void* q;       // [B,Hq,d], packed
+  const void* k;       // dense [B,L,Hk,d] by strides, or the pool [pages,page,Hk,d]
   const void* v;
   const int* lengths;        // dense: [B]
   const int* page_indptr;    // paged: [B+1], in pages
   const int* page_indices;   // paged
   const int* last_page_len;  // paged: [B]
   const uint8_t* mask;       // [B,mask_stride], nonzero keeps, or null
-  const void* new_k;         // paged: [B,Hk,D] or null
+  const void* new_k;         // paged: [B,Hk,d] or null
   const void* new_v;
   const float* sinks;        // [Hq], logits that join the denominator, or null
   const float* k_steps;      // [Hk], of E4M3
   const float* v_steps;
-  float* scratch;            // [B][max_splits][Hk][tiles][rows][D+4]
-  int* ticket;               // or null; 0: the items taken beyond two a block; the merge leaves 0
+  float* scratch;            // [B][max_splits][Hk][tiles] of sums [rows][D], then of maximum and denominator [rows up to 4][2]
+  int* ticket;               // 0 before and after: the items taken beyond one a block
   long request_stride, token_stride, head_stride;  // elements
   long mask_stride;
-  int batch, hq, hk, page_log2, window;  // window: tokens seen besides the own one, or -1
-  int max_splits, early;                 // early: the launch in front writes neither lengths nor the page table
+  int batch, hq, hk, d, page_log2, window;  // d <= D: the kernel's missing elements are zeros; window: tokens seen besides the own one, or -1
+  int max_splits, early;                 // early: no launch in front writes lengths or the page table
   float scale, softcap;
 };
 
@@ -46,6 +46,13 @@ __device__ __forceinline__ void copy_async16_once(uint32_t dst, const void* src,
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(live ? 16 : 0), "l"(policy) : "memory");
+}
+
+// A store that leaves L2 last.
+__device__ __forceinline__ void store_kept(float* to, float x) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(x), "l"(policy) : "memory");
 }
 
 // Tokens of a chunk, by the live tokens of a request alone.
@@ -82,8 +89,30 @@ __device__ __forceinline__ void finish(const Params& p, int b, int h, int d, flo
     l = l * c + exp2f(sink - x);
     m = x;
   }
-  ((T*)p.out)[((long)b * p.hq + h) * D + d] = from_float<T>(l == 0 ? 0.f : sum / l);
+  if (d < p.d) ((T*)p.out)[((long)b * p.hq + h) * p.d + d] = from_float<T>(l == 0 ? 0.f : sum / l);
   if (p.lse && d == 0) p.lse[(long)b * p.hq + h] = l == 0 ? -INFINITY : (m + log2f(l)) * LN2;
+}
+
+// Where an item, the how many-th of the launch, leaves the sums of its rows and their maxima and denominators.
+struct Scratch {
+  int pairs;  // a multiple of 4: whole sectors
+  float* sums;
+  float2* states;
+  __device__ __forceinline__ Scratch(const Params& p, int d, int rows, long item) {
+    const int tiles = (p.hq / p.hk + HEADS - 1) / HEADS;
+    pairs = (rows + 3) & ~3;
+    sums = p.scratch + item * rows * d;
+    states = (float2*)(p.scratch + (long)p.batch * p.max_splits * p.hk * tiles * rows * d) + item * pairs;
+  }
+};
+
+// The maximum of the four warps, at x[0], x[step] and so on, and what each one's sums count for.
+__device__ __forceinline__ void weights(float& m, float (&c)[WARPS], const float* x, int step) {
+  m = -INFINITY;
+#pragma unroll
+  for (int k = 0; k < WARPS; k++) m = fmaxf(m, x[k * step]);
+#pragma unroll
+  for (int k = 0; k < WARPS; k++) c[k] = m > -INFINITY ? power2(x[k * step] - m) : 1.f;  // without a score all sums are 0, or NaN
 }
 
 // One item, as a block sees it.
@@ -189,7 +218,7 @@ template <class KV, int D, Layout LAYOUT> struct Decode {
     if (LAYOUT == PAGED) at += (((long)c.page << p.page_log2) + (c.token & in_page)) * p.token_stride;
     const KV* k = (const KV*)p.k + at;
     const KV* v = (const KV*)p.v + at;
-    const bool whole = c.token >= c.w.low && c.token + TILE <= c.w.end && !p.mask && !(p.new_k && c.token + TILE >= lengths[c.w.request]);
+    const bool whole = c.token >= c.w.low && c.token + TILE <= c.w.end && p.d == D && !p.mask && !(p.new_k && c.token + TILE >= lengths[c.w.request]);
     if (whole) {
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {
@@ -206,11 +235,12 @@ template <class KV, int D, Layout LAYOUT> struct Decode {
       const int part = i * 32 + lane, row = part / CHUNKS, chunk = part % CHUNKS, token = c.token + row;
       const long from = at + (LAYOUT == GATHER ? __shfl_sync(~0u, slot, row) : row) * p.token_stride;
       bool live = token < c.w.end && token >= c.w.low;
+      live = live && chunk * PER < p.d;
       if (live && p.mask) live = p.mask[c.w.request * p.mask_stride + token];
       const KV* ks = (const KV*)p.k + (live ? from + chunk * PER : 0);
       const KV* vs = (const KV*)p.v + (live ? from + chunk * PER : 0);
       if (LAYOUT != DENSE && sizeof(KV) == 2 && token == last && live) {
-        const long source = ((long)c.w.request * p.hk + c.w.head) * D + chunk * PER;
+        const long source = ((long)c.w.request * p.hk + c.w.head) * p.d + chunk * PER;
         const KV* nk = (const KV*)p.new_k + source;
         const KV* nv = (const KV*)p.new_v + source;
         if (c.w.tile == 0) {
@@ -237,8 +267,8 @@ template <class T, class KV, int D, Layout LAYOUT> struct Products {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < D / 16; j++) {
-      qf[j][0] = live ? *(const uint32_t*)(q + j * 16 + 2 * t) : 0;
-      qf[j][1] = live ? *(const uint32_t*)(q + j * 16 + 2 * t + 8) : 0;
+      qf[j][0] = live && j * 16 < p.d ? *(const uint32_t*)(q + j * 16 + 2 * t) : 0;
+      qf[j][1] = live && j * 16 + 8 < p.d ? *(const uint32_t*)(q + j * 16 + 2 * t + 8) : 0;
     }
     scale[0] = scale[1] = p.scale * LOG2E;
   }
@@ -286,7 +316,7 @@ template <class T, int D, Layout LAYOUT> struct Products<T, e4m3, D, LAYOUT> {
     uint2 x[D / 16];  // elements 4t..4t+3 of each 16
 #pragma unroll
     for (int j = 0; j < D / 16; j++) {
-      x[j] = live ? *(const uint2*)(q + j * 16 + 4 * t) : make_uint2(0, 0);
+      x[j] = live && j * 16 < p.d ? *(const uint2*)(q + j * 16 + 4 * t) : make_uint2(0, 0);
 #pragma unroll
       for (int e = 0; e < 4; e++) top = fmaxf(top, fabsf(to_float(reinterpret_cast<const T*>(x + j)[e])));
     }
@@ -349,10 +379,16 @@ __device__ __forceinline__ void decode(const Params& p) {
   int* table = reinterpret_cast<int*>(meet + WARPS * rows * LINE);
   grid_launch();
   if (!p.early) grid_block();
-  if (threadIdx.x == 0) tickets[0] = blockIdx.x, tickets[1] = blockIdx.x + gridDim.x;
   W work(p, table);
   work.prefix();
   grid_block();
+  const bool draws = work.items > (int)gridDim.x;
+  // The item of a ticket; -1 draws none.
+  auto item_of = [&](int drawn) {
+    if (drawn == work.items - 1) *p.ticket = 0;  // every block has drawn one that no item is left for
+    return drawn < 0 ? work.items : drawn + (int)gridDim.x;
+  };
+  int drawn = threadIdx.x == 0 && draws ? atomicAdd(p.ticket, 1) : -1;
 
   const uint32_t ring = shared_address(shared) + warp * STAGES * W::STAGE;
   typename W::Cursor load;
@@ -360,7 +396,7 @@ __device__ __forceinline__ void decode(const Params& p) {
   if (load.index < work.items) {
     load.w = work.item(load.index);
     load.token = load.w.first + warp * TILE;
-    work.settle(load, warp, tickets, 1);
+    work.settle(load, warp, tickets, 0);
   }
   int filled = 0, used = 0, ahead = 0;  // stages, modulo STAGES; tiles asked for and not yet used
   auto advance = [&](int known) {
@@ -385,18 +421,19 @@ __device__ __forceinline__ void decode(const Params& p) {
     ahead--;
     __syncwarp();
   };
-  advance(1);
+  advance(0);
+  if (threadIdx.x == 0) tickets[0] = blockIdx.x, tickets[1] = item_of(drawn);
+  __syncthreads();
 
 #pragma unroll 1
   for (int nth = 0, index = blockIdx.x; index < work.items; index = tickets[++nth & 3]) {
-    // Which item comes behind the next: by stride, or the first that nobody has taken.
-    int behind = blockIdx.x + (nth + 2) * gridDim.x;
-    if (threadIdx.x == 0 && p.ticket && 2 * (int)gridDim.x < work.items) behind = 2 * gridDim.x + atomicAdd(p.ticket, 1);
+    // A ticket for the item behind the next.
+    drawn = threadIdx.x == 0 && draws && tickets[(nth + 1) & 3] < work.items ? atomicAdd(p.ticket, 1) : -1;
     const Item w = work.item(index);
     if (load.waits) work.settle(load, warp, tickets, nth + 1);  // a warp without a tile in the item keeps up too
     const int head0 = w.head * group + w.tile * HEADS, live_rows = min(HEADS, group - w.tile * HEADS);
     Products<T, KV, D, LAYOUT> products;
-    products.query(p, (const T*)p.q + ((long)w.request * p.hq + head0 + g) * D, g < live_rows, w.head);
+    products.query(p, (const T*)p.q + ((long)w.request * p.hq + head0 + g) * p.d, g < live_rows, w.head);
     float o[D / 16][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < D / 16; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
@@ -456,7 +493,7 @@ __device__ __forceinline__ void decode(const Params& p) {
     // The four warps meet.
     const float step = sizeof(KV) == 1 ? p.v_steps[w.head] : 1.f;
     __syncthreads();  // the last item's readers are done
-    if (threadIdx.x == 0) tickets[(nth + 2) & 3] = behind;
+    if (threadIdx.x == 0) tickets[(nth + 2) & 3] = item_of(drawn);
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       const int row = 2 * t + e;
@@ -471,25 +508,32 @@ __device__ __forceinline__ void decode(const Params& p) {
       }
     }
     __syncthreads();
-    float* scratch = p.scratch + ((((long)w.request * p.max_splits + w.split) * p.hk + w.head) * work.tiles + w.tile) * rows * LINE;
+    // Stores of whole sectors: L2 need not read what they leave out.
+    const Scratch to(p, D, rows, ((w.request * p.max_splits + w.split) * p.hk + w.head) * work.tiles + w.tile);
     for (int i = threadIdx.x; i < live_rows * D; i += blockDim.x) {
       const int row = i / D, d = i % D;
-      float m = -INFINITY, sum = 0, l = 0;
+      float m, c[WARPS], sum = 0;
+      weights(m, c, meet + row * LINE + D, rows * LINE);
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) m = fmaxf(m, meet[(k * rows + row) * LINE + D]);
-#pragma unroll
-      for (int k = 0; k < WARPS; k++) {
-        const float* line = meet + (k * rows + row) * LINE;
-        const float c = m > -INFINITY ? power2(line[D] - m) : 1.f;  // without a score all are 0, or NaN
-        sum += line[d] * c;
-        l += line[D + 1] * c;
-      }
+      for (int k = 0; k < WARPS; k++) sum += meet[(k * rows + row) * LINE + d] * c[k];
       if (w.splits == 1) {
+        float l = 0;
+#pragma unroll
+        for (int k = 0; k < WARPS; k++) l += meet[(k * rows + row) * LINE + D + 1] * c[k];
         finish<T, D>(p, w.request, head0 + row, d, sum, m, l);
       } else {
-        scratch[row * LINE + d] = sum;
-        if (d == 0) scratch[row * LINE + D] = m, scratch[row * LINE + D + 1] = l;
+        store_kept(to.sums + i, sum);
       }
+    }
+    if (w.splits > 1 && threadIdx.x < to.pairs) {
+      const int row = threadIdx.x;
+      float m = -INFINITY, c[WARPS], l = 0;
+      if (row < live_rows) {
+        weights(m, c, meet + row * LINE + D, rows * LINE);
+#pragma unroll
+        for (int k = 0; k < WARPS; k++) l += meet[(k * rows + row) * LINE + D + 1] * c[k];
+      }
+      to.states[row] = make_float2(m, l);
     }
   }
   copy_wait<0>();
@@ -497,35 +541,37 @@ __device__ __forceinline__ void decode(const Params& p) {
 
 // Block of D threads (a multiple of 32), one for each element of one query head.
 template <class T, int D, Layout LAYOUT> __device__ __forceinline__ void merge(const Params& p) {
-  constexpr int LINE = D + 4, HELD = 16;  // splits that a thread asks for at once
+  constexpr int HELD = 16;  // splits that a thread asks for at once
   const int b = blockIdx.y, h = blockIdx.x, d = threadIdx.x, lane = threadIdx.x % 32;
   const int group = p.hq / p.hk, rows = min(group, HEADS), tiles = (group + HEADS - 1) / HEADS;
   if (!p.early) grid_block();
   const int splits = span_of<LAYOUT>(p, b).splits;
   grid_block();
   grid_launch();  // not before: blocks of a decode behind this merge would take places beside those in front of it
-  if (p.ticket && b == 0 && h == 0 && d == 0) *p.ticket = 0;
   if (splits == 1) return;
   const int head = h / group, in_group = h % group;
-  const long step = (long)p.hk * tiles * rows * LINE;
-  const float* base = p.scratch + (long)b * p.max_splits * step + (((long)head * tiles + in_group / HEADS) * rows + in_group % HEADS) * LINE;
+  const int step = p.hk * tiles;  // items
+  const Scratch from(p, D, rows, ((long)b * p.max_splits * p.hk + head) * tiles + in_group / HEADS);
+  const float* sums = from.sums + in_group % HEADS * D + d;
+  const float2* states = from.states + in_group % HEADS;
+  const long over = (long)step * rows * D, past = (long)step * from.pairs;
   float x[HELD];
 #pragma unroll
-  for (int k = 0; k < HELD; k++) x[k] = k < splits ? base[k * step + d] : 0.f;
+  for (int k = 0; k < HELD; k++) x[k] = k < splits ? sums[k * over] : 0.f;
   float m = -INFINITY;
-  for (int k = lane; k < splits; k += 32) m = fmaxf(m, base[k * step + D]);
+  for (int k = lane; k < splits; k += 32) m = fmaxf(m, states[k * past].x);
   m = warp_max(m);
   float sum = 0, l = 0;
   for (int k0 = 0; k0 < splits; k0 += 32) {
     const int mine = k0 + lane;
-    const float2 e = mine < splits ? *(const float2*)(base + mine * step + D) : make_float2(-INFINITY, 0.f);
+    const float2 e = mine < splits ? states[mine * past] : make_float2(-INFINITY, 0.f);
     const float c = m > -INFINITY ? power2(e.x - m) : 1.f;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       if (k0 + half * HELD >= splits) break;
       if (k0 + half > 0) {
 #pragma unroll
-        for (int k = 0; k < HELD; k++) x[k] = k0 + half * HELD + k < splits ? base[(k0 + half * HELD + k) * step + d] : 0.f;
+        for (int k = 0; k < HELD; k++) x[k] = k0 + half * HELD + k < splits ? sums[(k0 + half * HELD + k) * over] : 0.f;
       }
 #pragma unroll
       for (int k = 0; k < HELD; k++) {

@@ -16,7 +16,7 @@ type Pages struct {
 // AttentionDecode launches out[B,Hq,D] = attention of one query token a request over its cache, the split over the cache
 // and the merge included. The cache is dense (K, V [B,L,Hk,D] by strides, Lengths) or paged (K, V are pools, Pages).
 // With NewK and NewV [B,Hk,D] the last token of each paged request comes from there and is written to its page. With KSteps
-// and VSteps the pools hold E4M3 codes. Lengths and the page table are read before the launch in front has ended, unless
+// and VSteps the pools hold E4M3 codes. Lengths and the page table are read before the launches in front have ended, unless
 // they are Computed.
 type AttentionDecode struct {
 	Type                       DType
@@ -36,12 +36,19 @@ type AttentionDecode struct {
 	Softcap                    float32 // 0: none
 	Scale                      float32 // 0: 1/sqrt(D)
 	Scratch                    Pointer // ScratchBytes
-	Ticket                     Pointer // optional, int32, 0 before and after: blocks share items out as they go, not beforehand
-	Computed                   bool    // the launch in front may write lengths or the page table
+	Ticket                     Pointer // int32, 0 before and after
+	Computed                   bool    // a launch in front may write lengths or the page table
 }
 
-// attentionDims are the head dims that attention kernels exist for.
-var attentionDims = map[int]bool{32: true, 64: true, 96: true, 128: true, 192: true, 256: true}
+// kernelDim is the head dim of the kernel for heads of d elements: the next that one exists for.
+func kernelDim(d int) int {
+	for _, n := range []int{32, 64, 96, 128, 192} {
+		if d <= n {
+			return n
+		}
+	}
+	return 256
+}
 
 // decodeStages is the depth of the ring of a warp, by head dim; with codes it is 4.
 var decodeStages = map[int]int{32: 4, 64: 4, 96: 3, 128: 2, 192: 2, 256: 2}
@@ -49,15 +56,16 @@ var decodeStages = map[int]int{32: 4, 64: 4, 96: 3, 128: 2, 192: 2, 256: 2}
 // shared is the shared memory of a block: the ring, the lines where the warps meet, and the table of requests.
 func (a AttentionDecode) shared() int {
 	_, rows, _ := a.shape()
-	size, stages := a.Type.Size(), decodeStages[a.D]
+	d := kernelDim(a.D)
+	size, stages := a.Type.Size(), decodeStages[d]
 	if !a.KSteps.IsNil() {
 		size, stages = 1, 4
 	}
-	line := size * a.D
+	line := size * d
 	if chunks := line / 16; chunks%8 != 0 && chunks != 4 {
 		line += 16
 	}
-	return stages*4*2*16*line + 4*rows*(a.D+4)*4 + (3*a.B+2)*4
+	return stages*4*2*16*line + 4*rows*(d+4)*4 + (3*a.B+2)*4
 }
 
 func (a AttentionDecode) shape() (tiles, rows, splits int) {
@@ -68,13 +76,14 @@ func (a AttentionDecode) shape() (tiles, rows, splits int) {
 // ScratchBytes is what Scratch must hold.
 func (a AttentionDecode) ScratchBytes() int64 {
 	tiles, rows, splits := a.shape()
-	return int64(a.B) * int64(splits) * int64(a.Hk*tiles*rows*(a.D+4)) * 4
+	return int64(a.B) * int64(splits) * int64(a.Hk*tiles*(rows*kernelDim(a.D)+2*4*ceilDiv(rows, 4))) * 4
 }
 
 // Launch queues the kernel.
 func (a AttentionDecode) Launch(q Queue) error {
 	const op = "attention decode"
-	if err := checkHeads(op, a.Type, a.Hq, a.Hk, a.D); err != nil {
+	codes := !a.KSteps.IsNil()
+	if err := checkHeads(op, a.Type, a.Hq, a.Hk, a.D, codes); err != nil {
 		return err
 	}
 	if a.B < 0 || a.MaxLength < 1 {
@@ -89,7 +98,6 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.NewK.IsNil() != a.NewV.IsNil() || !a.NewK.IsNil() && a.Pages == nil {
 		return fmt.Errorf("%s: new k and new v go together, with pages; got new k %v, new v %v", op, a.NewK, a.NewV)
 	}
-	codes := !a.KSteps.IsNil()
 	if codes != !a.VSteps.IsNil() || codes && (a.Pages == nil || !a.NewK.IsNil()) {
 		return fmt.Errorf("%s: steps of k and v go together, with pages and without new k and v; got k steps %v, v steps %v", op, a.KSteps, a.VSteps)
 	}
@@ -99,8 +107,8 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.B == 0 {
 		return nil
 	}
-	if a.Scratch.IsNil() {
-		return fmt.Errorf("%s: %d bytes of scratch are required", op, a.ScratchBytes())
+	if a.Scratch.IsNil() || a.Ticket.IsNil() {
+		return fmt.Errorf("%s: %d bytes of scratch and a ticket are required, got scratch %v and ticket %v", op, a.ScratchBytes(), a.Scratch, a.Ticket)
 	}
 	kind, merge, pages, log2 := "dense", "dense", Pages{}, 0
 	if a.Pages != nil {
@@ -119,7 +127,7 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.RequestStride == 0 {
 		a.RequestStride = a.TokenStride * int64(a.MaxLength)
 	}
-	if a.TokenStride%8 != 0 || a.RequestStride%8 != 0 { // a head of codes is a multiple of 32
+	if a.TokenStride%8 != 0 || a.RequestStride%8 != 0 { // a head of codes is a multiple of 16
 		return fmt.Errorf("%s: strides must be multiples of 8 elements, got token %d, request %d", op, a.TokenStride, a.RequestStride)
 	}
 	if a.Scale == 0 {
@@ -128,12 +136,8 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.Window < 0 {
 		a.Window = -1
 	}
-	merges := a.MaxLength > 64 // else one split
-	if !merges {
-		a.Ticket = Pointer{} // the merge puts it back
-	}
 	tiles, _, splits := a.shape()
-	shared := a.shared()
+	d, shared := kernelDim(a.D), a.shared()
 	perSM := max(1, min(3, q.Target().SharedSM/(shared+2048)))
 	grid := min(q.Target().SMs*perSM, a.B*splits*a.Hk*tiles)
 	overlap := q.Target().Hopper()
@@ -145,16 +149,15 @@ func (a AttentionDecode) Launch(q Queue) error {
 		{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}, {"lengths", a.Lengths}, {"page_indptr", pages.Indptr}, {"page_indices", pages.Indices},
 		{"last_page_len", pages.LastPageLen}, {"mask", a.Mask}, {"new_k", a.NewK}, {"new_v", a.NewV}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"scratch", a.Scratch}, {"ticket", a.Ticket},
 		{"request_stride", a.RequestStride}, {"token_stride", a.TokenStride}, {"head_stride", int64(a.D)}, {"mask_stride", a.MaskStride},
-		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)}, {"early", early},
+		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"d", int32(a.D)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)}, {"early", early},
 		{"scale", a.Scale}, {"softcap", a.Softcap}}
-	// No overlap with the launch in front: blocks that find a place late hold their first items back.
-	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Args: args}); err != nil {
+	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, d), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Overlap: overlap, Args: args}); err != nil {
 		return err
 	}
-	if !merges {
+	if a.MaxLength <= 64 { // one split
 		return nil
 	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_merge_%s_%v_%d", merge, a.Type, a.D), Grid: [3]int{a.Hq, a.B, 1}, Block: a.D, Overlap: overlap, Args: args})
+	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_merge_%s_%v_%d", merge, a.Type, d), Grid: [3]int{a.Hq, a.B, 1}, Block: d, Overlap: overlap, Args: args})
 }
 
 func checkGroup(op string, hq, hk int) error {
@@ -169,16 +172,20 @@ func checkGroup(op string, hq, hk int) error {
 	return nil
 }
 
-// checkHeads is what the kernels on matrix units take.
-func checkHeads(op string, t DType, hq, hk, d int) error {
+// checkHeads is what the kernels on matrix units take: heads whose rows in memory, of codes too, are multiples of 16 bytes.
+func checkHeads(op string, t DType, hq, hk, d int, codes bool) error {
 	if err := checkGroup(op, hq, hk); err != nil {
 		return err
+	}
+	step := 8
+	if codes {
+		step = 16
 	}
 	switch {
 	case t != BF16 && t != F16:
 		return unsupported(op, "%v: kernels exist for bf16 and f16", t)
-	case !attentionDims[d]:
-		return unsupported(op, "head dim %d: kernels exist for 32, 64, 96, 128, 192 and 256", d)
+	case d < 1 || d > 256 || d%step != 0:
+		return unsupported(op, "head dim %d: kernels exist for multiples of %d up to 256", d, step)
 	}
 	return nil
 }

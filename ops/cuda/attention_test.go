@@ -86,6 +86,12 @@ var decodeCases = []decodeCase{
 	{lengths: []int{200, 333}, hq: 4, hk: 2, d: 192, page: 32, window: -1, codes: true, softcap: 20},
 	{lengths: []int{1500, 3}, hq: 16, hk: 4, d: 256, page: 16, window: 1000, codes: true},
 	{lengths: []int{129, 64, 5}, hq: 8, hk: 2, d: 64, page: 2, window: -1, codes: true},
+	{lengths: []int{300, 17, 1}, hq: 6, hk: 2, d: 80, window: -1, mask: true},
+	{lengths: []int{300, 17}, hq: 12, hk: 1, d: 8, page: 1, window: -1, append: true, sinks: true},
+	{lengths: []int{70, 1000}, hq: 8, hk: 2, d: 112, page: 16, window: 200, append: true},
+	{lengths: []int{70, 200}, hq: 4, hk: 2, d: 232, window: -1},
+	{lengths: []int{70, 400}, hq: 4, hk: 2, d: 80, page: 16, window: -1, codes: true},
+	{lengths: []int{33, 170}, hq: 3, hk: 1, d: 208, page: 4, window: -1, codes: true},
 }
 
 func TestDeviceAttentionDecode(t *testing.T) {
@@ -133,15 +139,12 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 	ks, vs := normal(r, dt, B*longest*width, 1), normal(r, dt, B*longest*width, 1) // [B,longest,Hk,D]
 	nan := math.NaN()
 	kSteps, vSteps := make([]float64, c.hk), make([]float64, c.hk)
-	code := func(x, step float64) byte { return encode(E4M3, []float64{x / step})[0] }
 	if c.codes {
 		for i := range c.hk {
 			kSteps[i], vSteps[i] = float64(float32(0.02*float64(i+1))), float64(float32(0.05/float64(i+1)))
 		}
-		for i := range ks {
-			h := i / c.d % c.hk
-			ks[i], vs[i] = kSteps[h]*decode(E4M3, []byte{code(ks[i], kSteps[h])})[0], vSteps[h]*decode(E4M3, []byte{code(vs[i], vSteps[h])})[0]
-		}
+		b.putCodes(ks, c.d, kSteps)
+		b.putCodes(vs, c.d, vSteps)
 	}
 	a := AttentionDecode{Type: dt, B: B, Hq: c.hq, Hk: c.hk, D: c.d, Q: b.put(dt, q), Out: b.out(dt, B*c.hq*c.d), LSE: b.out(F32, B*c.hq), MaxLength: longest, Window: c.window, Softcap: float32(c.softcap)}
 	var pool, poolV []float64
@@ -162,18 +165,7 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 			}
 		}
 		if c.codes {
-			encoded := func(x, steps []float64) Pointer {
-				data := make([]byte, len(x))
-				for i, v := range x {
-					if data[i] = 0x7f; v == v {
-						data[i] = code(v, steps[i/c.d%c.hk])
-					}
-				}
-				p := b.alloc(len(data)).Pointer
-				require.NoError(t, b.d.Upload(p, data))
-				return p
-			}
-			a.K, a.V, a.KSteps, a.VSteps = encoded(pool, kSteps), encoded(poolV, vSteps), b.put(F32, kSteps), b.put(F32, vSteps)
+			a.K, a.V, a.KSteps, a.VSteps = b.putCodes(pool, c.d, kSteps), b.putCodes(poolV, c.d, vSteps), b.put(F32, kSteps), b.put(F32, vSteps)
 		} else {
 			a.K, a.V = b.put(dt, pool), b.put(dt, poolV)
 		}
@@ -245,6 +237,7 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 	near(t, F32, 60, wantLSE, b.get(F32, a.LSE, len(wantLSE)))
 	b.run(a)
 	require.Equal(t, got, b.get(dt, a.Out, len(want)), "a second run has other bits")
+	require.Equal(t, make([]byte, 4), b.raw(a.Ticket, 4))
 	if c.append {
 		gotK, gotV := b.get(dt, a.K, len(pool)), b.get(dt, a.V, len(pool))
 		for i, n := range c.lengths {
@@ -271,6 +264,19 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 		b.run(one)
 		require.Equal(t, got[(B-1)*c.hq*c.d:], b.get(dt, one.Out, c.hq*c.d), "alone it has other bits than in the batch")
 	}
+}
+
+// putCodes puts the codes of x [tokens,Hk,d] and leaves in x the values that they stand for.
+func (b *bench) putCodes(x []float64, d int, steps []float64) Pointer {
+	data := make([]byte, len(x))
+	for i, v := range x {
+		step := steps[i/d%len(steps)]
+		data[i] = e4m3Code(v / step)
+		x[i] = step * e4m3Values[data[i]]
+	}
+	p := b.alloc(len(data)).Pointer
+	require.NoError(b.t, b.d.Upload(p, data))
+	return p
 }
 
 func (b *bench) decodeScratch(a *AttentionDecode) {
@@ -304,13 +310,6 @@ func TestDeviceSpeedDecode(t *testing.T) {
 		skew[i] = 512
 	}
 	skew[7] = 32768
-	same := func(b, n int) []int {
-		x := make([]int, b)
-		for i := range x {
-			x[i] = n
-		}
-		return x
-	}
 	for _, c := range []struct {
 		lengths []int
 		page    int
@@ -341,6 +340,15 @@ func TestDeviceSpeedDecode(t *testing.T) {
 		row(t, "decode paged", fmt.Sprintf("B%d tokens %d longest %d page %d %v", len(c.lengths), total, longest, c.page, c.pool), us, 4*float64(total*hq*d), 2*float64(size*total*hk*d))
 		b.freeAll()
 	}
+}
+
+// same is n, b times.
+func same(b, n int) []int {
+	x := make([]int, b)
+	for i := range x {
+		x[i] = n
+	}
+	return x
 }
 
 // freeAll gives back what the bench holds before its end.

@@ -82,7 +82,7 @@ func attentionBody(c *Call) error {
 		return c.packedAttention(g, at)
 	}
 	g.B = q.Shape[0]
-	if g.Dv != g.D || g.SinksNarrow || checkHeads(op, g.Type, g.Hq, g.Hk, g.D) != nil {
+	if g.Dv != g.D || g.SinksNarrow || checkHeads(op, g.Type, g.Hq, g.Hk, g.D, false) != nil {
 		return g.Launch(c)
 	}
 	if o.KVLen {
@@ -276,21 +276,16 @@ func pagedBody(c *Call) error {
 	}
 	c.Check([4]any{r, tokens, size, pages}, r.check(tokens, size, pages))
 	ragged := &Ragged{Pages: Pages{PageSize: size, Indptr: indptr, Indices: indices, LastPageLen: last}, Tokens: tokens, PoolTokens: pages * size, QoIndptr: qo}
-	// The general kernel, for all rows or for those of requests that bring several tokens.
-	group := hq / hk
-	general := func(t tiling) error {
+	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d, pool == E4M3) != nil {
 		g := AttentionGeneral{Type: c.Type(), KV: pool, B: r.qo.Dim(0) - 1, Hq: hq, Hk: hk, D: d, Dv: lastDim(v), Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
 			Ragged: ragged, Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
 		if c.Needs(1) {
 			g.LSE = c.Output(1)
 		}
-		t.rows, t.group, t.n = GeneralRows, group, tokens*group/GeneralRows+g.B+1
+		t := tiling{rows: GeneralRows, group: hq / hk, n: tokens*(hq/hk)/GeneralRows + g.B + 1, tokens: tokens}
 		ragged.Tiles = t.n
 		ragged.TileBatch, ragged.TileIndex = c.tiles(r, t)
 		return g.Launch(c)
-	}
-	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d) != nil || pool == E4M3 && tokens > mostDecode {
-		return general(tiling{tokens: tokens})
 	}
 	if tokens <= mostDecode {
 		rowIndptr, rowIndices, rowLast := c.decodeTable(r, tokens)
@@ -307,14 +302,11 @@ func pagedBody(c *Call) error {
 		c.p.several(r, func(f graph.Feeds) bool { return r.mixed(f) })
 		c.mixed = true
 		defer func() { c.mixed = false }()
-		if pool == E4M3 {
-			return general(tiling{several: true})
-		}
 	} else if err := c.Fill(c.Output(0), 0, int64(tokens*hq*d*c.Type().Size())); err != nil {
 		return err
 	}
 	a := AttentionPrefill{Type: c.Type(), Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, Causal: o.Causal, Window: kernelWindow(o.Window),
-		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: ragged}
+		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: ragged, KSteps: kSteps, VSteps: vSteps}
 	rows := a.TileRows(c.Target())
 	ragged.Tiles = tokens/rows + min(r.qo.Dim(0)-1, tokens)
 	ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: rows, group: 1, n: ragged.Tiles, several: tokens <= mostDecode})

@@ -39,7 +39,7 @@ func layer(m int) []interface{ Launch(Queue) error } {
 		gemm(qkv, h, "qkv_w", (hq+2*hk)*D, d),
 		Rotary{Type: BF16, T: m, Hq: hq, Hk: hk, D: D, Rot: D, MaxPositions: 8192, Q: qkv, K: qkv.At(hq * D * 2), QOut: at("q", 13), Cos: at("cos", 14), Sin: at("sin", 15), Positions: at("positions", 16),
 			V: qkv.At((hq + hk) * D * 2), KPool: at("k", 17), VPool: at("v", 18), Slots: at("slots", 19), QStride: (hq + 2*hk) * D, KStride: (hq + 2*hk) * D, VStride: (hq + 2*hk) * D},
-		AttentionDecode{Type: BF16, B: m, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Pages: &pages, MaxLength: 4096, Window: -1, Scratch: scratch},
+		AttentionDecode{Type: BF16, B: m, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Pages: &pages, MaxLength: 4096, Window: -1, Scratch: scratch, Ticket: flags},
 		AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Causal: true, Window: -1,
 			Ragged: &Ragged{Pages: pages, Tokens: m, PoolTokens: 1 << 16, QoIndptr: at("qo_indptr", 20), TileBatch: at("tile_batch", 21), TileIndex: at("tile_index", 22), Tiles: ceilDiv(m, 64)}},
 		gate,
@@ -83,13 +83,13 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 	gpu := targets["sm_90"]
 	p := at("p", 1)
 	pages := &Pages{PageSize: 16, Indptr: p, Indices: p, LastPageLen: p}
-	decode := AttentionDecode{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Out: p, Q: p, K: p, V: p, Pages: pages, MaxLength: 100, Scratch: p}
+	decode := AttentionDecode{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Out: p, Q: p, K: p, V: p, Pages: pages, MaxLength: 100, Scratch: p, Ticket: p}
 	for _, c := range []struct {
 		launch func() interface{ Launch(Queue) error }
 		want   string
 	}{
 		{func() interface{ Launch(Queue) error } { d := decode; d.Hq = 12; d.Hk = 8; return d }, "attention decode: q has 12 heads, not a multiple of k's 8"},
-		{func() interface{ Launch(Queue) error } { d := decode; d.D = 300; return d }, "attention decode: no CUDA kernel: head dim 300: kernels exist for 32, 64, 96, 128, 192 and 256"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.D = 300; return d }, "attention decode: no CUDA kernel: head dim 300: kernels exist for multiples of 8 up to 256"},
 		{func() interface{ Launch(Queue) error } { d := decode; d.Type = F32; return d }, "attention decode: no CUDA kernel: f32: kernels exist for bf16 and f16"},
 		{func() interface{ Launch(Queue) error } { d := decode; d.Q.Addr += 8; return d }, "attention decode: q must be aligned to 16 bytes, got address 0x100008"},
 		{func() interface{ Launch(Queue) error } {
@@ -97,7 +97,11 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 			d.Pages = &Pages{PageSize: 24}
 			return d
 		}, "attention decode: page size 24: a power of two from 1 to 256 is required"},
-		{func() interface{ Launch(Queue) error } { d := decode; d.Scratch = Pointer{}; return d }, "attention decode: 67584 bytes of scratch are required"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.Scratch = Pointer{}; return d }, "attention decode: 66560 bytes of scratch and a ticket are required, got scratch nil and ticket p"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.D, d.KSteps, d.VSteps = 40, p, p; return d }, "attention decode: no CUDA kernel: head dim 40: kernels exist for multiples of 16 up to 256"},
+		{func() interface{ Launch(Queue) error } {
+			return AttentionPrefill{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Lq: 2, Lk: 2, Out: p, Q: p, K: p, V: p, KSteps: p, VSteps: p}
+		}, "attention prefill: steps of k and v go together, with pages; got k steps p, v steps p"},
 		{func() interface{ Launch(Queue) error } { return Gemm{Type: BF16, M: 1, N: 8, K: 12, Y: p, X: p, W: p} }, "gemm: no CUDA kernel: K 12, row strides 12 and 12: rows of x and w must be multiples of 8 elements at addresses aligned to 16 bytes"},
 		{func() interface{ Launch(Queue) error } {
 			return Gemm{Type: BF16, M: 1, N: 8, K: 16, Y: p, X: p, W: p, WStride: 8}

@@ -18,7 +18,7 @@ type Ragged struct {
 
 // AttentionPrefill launches attention of many query tokens a request. Dense: q [B,Lq,Hq,D] over k, v [B,Lk,Hk,D] by strides
 // (elements; zero means packed), out packed, lse [B,Hq,Lq]. Ragged: packed q [T,Hq,D] over pages, lse [Hq,T]. Causal is
-// bottom-right. A row that sees no key gives 0 and lse -Inf.
+// bottom-right. A row that sees no key gives 0 and lse -Inf. With KSteps and VSteps the pages hold E4M3 codes.
 type AttentionPrefill struct {
 	Type                           DType
 	B, Hq, Hk, D, Lq, Lk           int
@@ -34,6 +34,7 @@ type AttentionPrefill struct {
 	Sinks                          Pointer // optional, f32 [Hq]
 	Mask                           Pointer // optional, dense, bool by strides (bytes), nonzero keeps
 	MaskRequest, MaskHead, MaskRow int64
+	KSteps, VSteps                 Pointer // ragged, optional, f32 [Hk]
 }
 
 // WorkMap lists the tiles of a ragged batch: of which request each is, and the how many-th of it.
@@ -62,7 +63,7 @@ func (a AttentionPrefill) TileRows(gpu Target) int {
 }
 
 func (a AttentionPrefill) hopper(gpu Target) bool {
-	if !gpu.Hopper() || !a.Mask.IsNil() || a.D != 64 && a.D != 128 && a.D != 256 {
+	if !gpu.Hopper() || !a.Mask.IsNil() || !a.KSteps.IsNil() || a.D != 64 && a.D != 128 && a.D != 256 {
 		return false
 	}
 	if a.Ragged != nil {
@@ -74,8 +75,12 @@ func (a AttentionPrefill) hopper(gpu Target) bool {
 // Launch queues the kernel.
 func (a AttentionPrefill) Launch(q Queue) error {
 	const op = "attention prefill"
-	if err := checkHeads(op, a.Type, a.Hq, a.Hk, a.D); err != nil {
+	codes := !a.KSteps.IsNil()
+	if err := checkHeads(op, a.Type, a.Hq, a.Hk, a.D, codes); err != nil {
 		return err
+	}
+	if codes != !a.VSteps.IsNil() || codes && a.Ragged == nil {
+		return fmt.Errorf("%s: steps of k and v go together, with pages; got k steps %v, v steps %v", op, a.KSteps, a.VSteps)
 	}
 	if err := aligned16(op, Arg{"q", a.Q}, Arg{"k", a.K}, Arg{"v", a.V}, Arg{"out", a.Out}); err != nil {
 		return err
@@ -118,7 +123,8 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		return nil
 	}
 	overlap := q.Target().Hopper()
-	tail := []Arg{{"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"lq", int32(a.Lq)}, {"lk", int32(a.Lk)}, {"tokens", int32(r.Tokens)}, {"page_log2", int32(log2)},
+	heads := []Arg{{"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}}
+	tail := []Arg{{"lq", int32(a.Lq)}, {"lk", int32(a.Lk)}, {"tokens", int32(r.Tokens)}, {"page_log2", int32(log2)},
 		{"window", int32(a.Window)}, {"causal", bit(a.Causal)}, {"scale", a.Scale}, {"softcap", a.Softcap}}
 	table := []Arg{{"qo_indptr", r.QoIndptr}, {"tile_batch", r.TileBatch}, {"tile_index", r.TileIndex}, {"page_indptr", r.Indptr}, {"page_indices", r.Indices}, {"last_page_len", r.LastPageLen}}
 	if a.hopper(q.Target()) {
@@ -132,13 +138,20 @@ func (a AttentionPrefill) Launch(q Queue) error {
 			grid = [3]int{a.Hq, r.Tiles, 1}
 		}
 		args := append([]Arg{{"q", qm}, {"k", km}, {"v", vm}, {"out", a.Out}, {"lse", a.LSE}}, table...)
-		args = append(append(args, Arg{"sinks", a.Sinks}), tail...)
+		args = append(append(append(args, Arg{"sinks", a.Sinks}), heads...), tail...)
 		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: grid, Block: 384, Shared: (128+4*keys)*2*a.D + 1024, Overlap: overlap, Args: args})
 	}
 	args := append([]Arg{{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}}, table...)
-	args = append(args, []Arg{{"mask", a.Mask}, {"sinks", a.Sinks}, {"q_request_stride", a.QRequestStride}, {"q_token_stride", a.QTokenStride},
+	args = append(args, []Arg{{"mask", a.Mask}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"q_request_stride", a.QRequestStride}, {"q_token_stride", a.QTokenStride},
 		{"kv_request_stride", a.KVRequestStride}, {"kv_token_stride", a.KVTokenStride}, {"mask_request_stride", a.MaskRequest}, {"mask_head_stride", a.MaskHead}, {"mask_row_stride", a.MaskRow}}...)
-	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{tiles, a.Hq, 1}, Block: 128, Shared: 5 * 64 * (2*a.D + 16), Overlap: overlap, Args: append(args, tail...)})
+	args = append(append(append(args, heads...), Arg{"d", int32(a.D)}), tail...)
+	d := kernelDim(a.D)
+	shared := 5 * 64 * (2*d + 16)
+	if codes {
+		kind += "_e4m3"
+		shared = 3*64*(2*d+16) + 4*64*(d+16)
+	}
+	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_%s_%v_%d", kind, a.Type, d), Grid: [3]int{tiles, a.Hq, 1}, Block: 128, Shared: shared, Overlap: overlap, Args: args})
 }
 
 func (a AttentionPrefill) maps(keys int) (q, k, v TensorMap) {

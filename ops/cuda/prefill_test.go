@@ -34,6 +34,9 @@ var prefillCases = []prefillCase{
 	{b: 2, lq: 70, lk: 140, hq: 2, hk: 2, d: 32, mask: "keys", window: -1},
 	{b: 2, lq: 70, lk: 140, hq: 2, hk: 1, d: 128, mask: "full", causal: true, sinks: true, window: -1},
 	{b: 1, lq: 64, lk: 0, hq: 2, hk: 1, d: 64, window: -1},
+	{b: 2, lq: 129, lk: 129, hq: 2, hk: 1, d: 80, causal: true, window: -1},
+	{b: 1, lq: 70, lk: 140, hq: 2, hk: 1, d: 8, mask: "keys", window: -1},
+	{b: 1, lq: 100, lk: 100, hq: 2, hk: 2, d: 232, window: -1},
 }
 
 func TestDeviceAttentionPrefill(t *testing.T) {
@@ -163,14 +166,22 @@ func TestDeviceAttentionRagged(t *testing.T) {
 			page      int
 			causal    bool
 			window    int
+			codes     bool
 		}{
-			{[]int{70, 10, 130}, []int{70, 10, 130}, 4, 2, 128, 16, true, -1},
-			{[]int{1, 0, 257, 5}, []int{100, 0, 600, 5}, 4, 1, 64, 8, true, -1},
-			{[]int{40, 33}, []int{200, 90}, 2, 2, 128, 1, true, -1},
-			{[]int{40, 33}, []int{200, 90}, 2, 1, 256, 32, false, -1},
-			{[]int{150, 33}, []int{400, 90}, 2, 1, 128, 256, true, 50},
-			{[]int{20, 200}, []int{20, 333}, 2, 1, 96, 64, true, -1},
-			{[]int{300}, []int{300}, 2, 1, 256, 128, true, -1},
+			{[]int{70, 10, 130}, []int{70, 10, 130}, 4, 2, 128, 16, true, -1, false},
+			{[]int{1, 0, 257, 5}, []int{100, 0, 600, 5}, 4, 1, 64, 8, true, -1, false},
+			{[]int{40, 33}, []int{200, 90}, 2, 2, 128, 1, true, -1, false},
+			{[]int{40, 33}, []int{200, 90}, 2, 1, 256, 32, false, -1, false},
+			{[]int{150, 33}, []int{400, 90}, 2, 1, 128, 256, true, 50, false},
+			{[]int{20, 200}, []int{20, 333}, 2, 1, 96, 64, true, -1, false},
+			{[]int{300}, []int{300}, 2, 1, 256, 128, true, -1, false},
+			{[]int{20, 200}, []int{20, 333}, 2, 1, 112, 4, true, -1, false},
+			{[]int{70, 10, 130}, []int{70, 10, 130}, 4, 2, 128, 16, true, -1, true},
+			{[]int{1, 0, 257, 5}, []int{100, 0, 600, 5}, 4, 1, 64, 1, true, -1, true},
+			{[]int{40, 150}, []int{200, 190}, 2, 2, 256, 32, false, 60, true},
+			{[]int{40, 33}, []int{200, 90}, 4, 2, 80, 256, true, -1, true},
+			{[]int{150}, []int{150}, 3, 1, 192, 16, true, -1, true},
+			{[]int{90}, []int{150}, 8, 1, 32, 8, true, -1, true},
 		} {
 			for _, portable := range []bool{false, true} {
 				each(t, 5, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) {
@@ -193,8 +204,17 @@ func TestDeviceAttentionRagged(t *testing.T) {
 						}
 					}
 					q := normal(r, dt, T*c.hq*c.d, 1)
-					a := AttentionPrefill{Type: dt, Hq: c.hq, Hk: c.hk, D: c.d, Out: b.out(dt, len(q)), LSE: b.out(F32, c.hq*T), Q: b.put(dt, q), K: b.put(dt, k), V: b.put(dt, v), Causal: c.causal, Window: c.window,
+					a := AttentionPrefill{Type: dt, Hq: c.hq, Hk: c.hk, D: c.d, Out: b.out(dt, len(q)), LSE: b.out(F32, c.hq*T), Q: b.put(dt, q), Causal: c.causal, Window: c.window,
 						Ragged: &Ragged{Pages: Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(append(p.indices, 0)...), LastPageLen: b.ints(p.last...)}, Tokens: T, PoolTokens: p.pages * c.page}}
+					if c.codes {
+						kSteps, vSteps := make([]float64, c.hk), make([]float64, c.hk)
+						for i := range c.hk {
+							kSteps[i], vSteps[i] = float64(float32(0.02*float64(i+1))), float64(float32(0.05/float64(i+1)))
+						}
+						a.K, a.V, a.KSteps, a.VSteps = b.putCodes(k, c.d, kSteps), b.putCodes(v, c.d, vSteps), b.put(F32, kSteps), b.put(F32, vSteps)
+					} else {
+						a.K, a.V = b.put(dt, k), b.put(dt, v)
+					}
 					gpu := b.d.Target()
 					gpu.Portable = gpu.Portable || portable
 					batch, index, err := WorkMap(indptr, a.TileRows(gpu))
@@ -259,7 +279,8 @@ func TestDeviceSpeedPrefill(t *testing.T) {
 	for _, c := range []struct {
 		q, kv []int
 		page  int
-	}{{[]int{2048, 2048, 2048, 2048}, []int{2048, 2048, 2048, 2048}, 16}, {[]int{256, 256, 256, 256, 256, 256, 256, 256}, []int{8448, 8448, 8448, 8448, 8448, 8448, 8448, 8448}, 16}} {
+		pool  DType
+	}{{same(4, 2048), same(4, 2048), 16, BF16}, {same(8, 256), same(8, 8448), 16, BF16}, {same(4, 2048), same(4, 2048), 16, E4M3}} {
 		const hq, hk, d = 32, 8, 128
 		p := shuffledPages(r, c.kv, c.page)
 		indptr := []int32{0}
@@ -269,13 +290,16 @@ func TestDeviceSpeedPrefill(t *testing.T) {
 			flops += 4 * hq * d * (float64(n)*float64(c.kv[i]) - float64(n)*float64(n)/2)
 		}
 		T := int(indptr[len(indptr)-1])
-		a := AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: d, Out: b.out(BF16, T*hq*d), Q: b.random(BF16, T*hq*d, 1), K: b.random(BF16, p.pages*c.page*hk*d, 1), V: b.random(BF16, p.pages*c.page*hk*d, 1), Causal: true, Window: -1,
+		a := AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: d, Out: b.out(BF16, T*hq*d), Q: b.random(BF16, T*hq*d, 1), K: b.random(c.pool, p.pages*c.page*hk*d, 1), V: b.random(c.pool, p.pages*c.page*hk*d, 1), Causal: true, Window: -1,
 			Ragged: &Ragged{Pages: Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(p.indices...), LastPageLen: b.ints(p.last...)}, Tokens: T, PoolTokens: p.pages * c.page}}
+		if c.pool == E4M3 {
+			a.KSteps, a.VSteps = b.random(F32, hk, 0.01), b.random(F32, hk, 0.01)
+		}
 		batch, index, err := WorkMap(indptr, a.TileRows(b.d.Target()))
 		require.NoError(t, err)
 		a.Ragged.QoIndptr, a.Ragged.TileBatch, a.Ragged.TileIndex, a.Ragged.Tiles = b.ints(wide(indptr)...), b.ints(wide(batch)...), b.ints(wide(index)...), len(batch)
 		us := clock(t, b.d, 5, func(q Queue, i int) error { return a.Launch(q) })
-		row(t, "prefill paged", fmt.Sprintf("%d x %d on %d page %d", len(c.q), c.q[0], c.kv[0], c.page), us, flops, 0)
+		row(t, "prefill paged", fmt.Sprintf("%d x %d on %d page %d %v", len(c.q), c.q[0], c.kv[0], c.page, c.pool), us, flops, 0)
 		b.freeAll()
 	}
 }
