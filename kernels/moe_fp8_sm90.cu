@@ -9,6 +9,7 @@
 // moe_fp8_permute: a block owns a token: steps of its 1 x 128 blocks and codes, written to the places of its choices.
 // K and N multiples of 128, E up to 1024. Shared memory: the ring. sm_90a only; empty elsewhere (the permute: sm_89 and later).
 #include "fp8.cuh"
+#include "moe_sorted.cuh"
 #include "wgmma_fp8.cuh"
 
 namespace {
@@ -21,21 +22,6 @@ struct Params {
   const int* offsets;   // [E+1]
   int n, k, experts, m;
 };
-
-#ifdef SEAFAN_HOPPER
-// See moe_sm90.cu.
-__device__ __forceinline__ void transpose4(uint32_t (&v)[4], int t) {
-  const bool odd = t & 1, high = t & 2;
-  uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
-  a = __shfl_xor_sync(~0u, a, 1), b = __shfl_xor_sync(~0u, b, 1);
-  if (odd) v[0] = a, v[2] = b;
-  else v[1] = a, v[3] = b;
-  uint32_t c = high ? v[0] : v[2], d = high ? v[1] : v[3];
-  c = __shfl_xor_sync(~0u, c, 2), d = __shfl_xor_sync(~0u, d, 2);
-  if (high) v[0] = c, v[1] = d;
-  else v[2] = c, v[3] = d;
-}
-#endif
 }  // namespace
 
 template <class T, bool DUAL>
@@ -44,7 +30,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
   constexpr int BM = 128, BN = 256, BK = 128, STAGES = 4, A = BM * BK, B = BN * BK, STAGE = A + B, OUT = DUAL ? BN / 2 : BN;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
-  __shared__ int offsets[1025], items[1025], sums[32];  // items: work of the experts before each
+  __shared__ SortedRows<OUT> sorted;
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int group = threadIdx.x / 128, rank = cluster_rank();
   if (threadIdx.x == 0) {
@@ -59,56 +45,8 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
   }
   grid_wait();
   const int columns = (p.n + OUT - 1) / OUT, steps = p.k / BK;
-  for (int e = threadIdx.x; e <= p.experts; e += blockDim.x) offsets[e] = p.offsets[e];
-  __syncthreads();
-  {
-    // Thread i sums the work of a run of experts; a scan over the threads in order gives where each run starts.
-    const int each = (p.experts + blockDim.x - 1) / blockDim.x, from = min(p.experts, (int)threadIdx.x * each), to = min(p.experts, from + each);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    auto work = [&](int e) {
-      const int tiles = (offsets[e + 1] - offsets[e] + BM - 1) / BM;
-      return tiles / 2 * columns + tiles % 2 * ((columns + 1) / 2);
-    };
-    int own = 0;
-    for (int e = from; e < to; e++) own += work(e);
-    int scan = own;
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-      const int v = __shfl_up_sync(~0u, scan, o);
-      if (lane >= o) scan += v;
-    }
-    if (lane == 31) sums[warp] = scan;
-    __syncthreads();
-    int at = scan - own;
-    for (int w = 0; w < warp; w++) at += sums[w];
-    for (int e = from; e < to; e++) {
-      items[e] = at;
-      at += work(e);
-    }
-    if (from < to && to == p.experts) items[to] = at;
-  }
-  __syncthreads();
+  const int total = sorted.list(p.offsets, p.experts, columns);
   cluster_sync();
-  const int total = items[p.experts];
-  // Item i: its expert, this block's row (end behind it) and column, and whether the two blocks share the rows.
-  auto place = [&](int i, int& expert, int& row, int& end, int& column, bool& odd) {
-    int lo = 0, hi = p.experts;
-    while (hi - lo > 1) {
-      const int mid = (lo + hi) / 2;
-      if (items[mid] <= i) lo = mid; else hi = mid;
-    }
-    expert = lo;
-    end = offsets[lo + 1];
-    const int at = i - items[lo], pairs = (end - offsets[lo] + BM - 1) / BM / 2;
-    odd = at >= pairs * columns;
-    if (odd) {
-      row = offsets[lo] + pairs * 2 * BM;
-      column = ((at - pairs * columns) * 2 + rank) * OUT;
-    } else {
-      row = offsets[lo] + (at % pairs * 2 + rank) * BM;
-      column = at / pairs * OUT;
-    }
-  };
   const int worker = blockIdx.x / 2, workers = gridDim.x / 2;
   int at = 0;
   if (group == 0) {
@@ -117,7 +55,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
       for (int i = worker; i < total; i += workers) {
         int expert, row, end, column;
         bool odd;
-        place(i, expert, row, end, column, odd);
+        sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
         const int w0 = expert * p.n + column, w1 = DUAL ? w0 : w0 + BN / 2;
         const CUtensorMap* second = DUAL ? &upmap : &wmap;
         for (int s = 0; s < steps; s++, at++) {
@@ -149,7 +87,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
     for (int i = worker; i < total; i += workers) {
       int expert, row, end, column;
       bool odd;
-      place(i, expert, row, end, column, odd);
+      sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
       row += wg * 64;
       if (row >= end || column >= p.n) {
         for (int s = 0; s < steps; s++, at++) {
@@ -201,7 +139,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
             for (int e = 0; e < 2; e++) {
               const int c = 4 * j + 2 * half + e;
               const float u = d[0][c];
-              d[0][c] = u / (1.f + __expf(-u)) * d[1][c];
+              d[0][c] = silu(u) * d[1][c];
               amax = fmaxf(amax, fabsf(d[0][c]));
             }
           amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));

@@ -12,7 +12,7 @@
 // Epilogue: one rounding; quads of lanes turn their columns so that a lane stores 16 bytes. K and N multiples of 8, rows
 // aligned to 16 bytes. Shared memory: the ring. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's grouped and cooperative kernels, DeepGEMM.
-#include "hopper.cuh"
+#include "moe_sorted.cuh"
 
 namespace {
 struct Params {
@@ -20,21 +20,6 @@ struct Params {
   const int* offsets;  // [E+1]
   int n, k, experts, m;
 };
-
-#ifdef SEAFAN_HOPPER
-// Four lanes hold rows of a 4 by 4 matrix of words: afterwards lane t holds column t.
-__device__ __forceinline__ void transpose4(uint32_t (&v)[4], int t) {
-  const bool odd = t & 1, high = t & 2;
-  uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
-  a = __shfl_xor_sync(~0u, a, 1), b = __shfl_xor_sync(~0u, b, 1);
-  if (odd) v[0] = a, v[2] = b;
-  else v[1] = a, v[3] = b;
-  uint32_t c = high ? v[0] : v[2], d = high ? v[1] : v[3];
-  c = __shfl_xor_sync(~0u, c, 2), d = __shfl_xor_sync(~0u, d, 2);
-  if (high) v[0] = c, v[1] = d;
-  else v[2] = c, v[3] = d;
-}
-#endif
 }  // namespace
 
 template <class T, bool DUAL>
@@ -43,7 +28,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
   constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, A = BM * BK * 2, B = BN * BK * 2, STAGE = A + B, OUT = DUAL ? BN / 2 : BN;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
-  __shared__ int offsets[1025], items[1025], sums[32];  // items: work of the experts before each
+  __shared__ SortedRows<OUT> sorted;
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int group = threadIdx.x / 128, rank = cluster_rank();
   if (threadIdx.x == 0) {
@@ -58,56 +43,8 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
   }
   grid_wait();
   const int columns = (p.n + OUT - 1) / OUT, steps = (p.k + BK - 1) / BK;
-  for (int e = threadIdx.x; e <= p.experts; e += blockDim.x) offsets[e] = p.offsets[e];
-  __syncthreads();
-  {
-    // Thread i sums the work of a run of experts; a scan over the threads in order gives where each run starts.
-    const int each = (p.experts + blockDim.x - 1) / blockDim.x, from = min(p.experts, (int)threadIdx.x * each), to = min(p.experts, from + each);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    auto work = [&](int e) {
-      const int tiles = (offsets[e + 1] - offsets[e] + BM - 1) / BM;
-      return tiles / 2 * columns + tiles % 2 * ((columns + 1) / 2);
-    };
-    int own = 0;
-    for (int e = from; e < to; e++) own += work(e);
-    int scan = own;
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-      const int v = __shfl_up_sync(~0u, scan, o);
-      if (lane >= o) scan += v;
-    }
-    if (lane == 31) sums[warp] = scan;
-    __syncthreads();
-    int at = scan - own;
-    for (int w = 0; w < warp; w++) at += sums[w];
-    for (int e = from; e < to; e++) {
-      items[e] = at;
-      at += work(e);
-    }
-    if (from < to && to == p.experts) items[to] = at;
-  }
-  __syncthreads();
+  const int total = sorted.list(p.offsets, p.experts, columns);
   cluster_sync();
-  const int total = items[p.experts];
-  // Item i: its expert, this block's row (end behind it) and column, and whether the two blocks share the rows.
-  auto place = [&](int i, int& expert, int& row, int& end, int& column, bool& odd) {
-    int lo = 0, hi = p.experts;
-    while (hi - lo > 1) {
-      const int mid = (lo + hi) / 2;
-      if (items[mid] <= i) lo = mid; else hi = mid;
-    }
-    expert = lo;
-    end = offsets[lo + 1];
-    const int at = i - items[lo], pairs = (end - offsets[lo] + BM - 1) / BM / 2;
-    odd = at >= pairs * columns;
-    if (odd) {
-      row = offsets[lo] + pairs * 2 * BM;
-      column = ((at - pairs * columns) * 2 + rank) * OUT;
-    } else {
-      row = offsets[lo] + (at % pairs * 2 + rank) * BM;
-      column = at / pairs * OUT;
-    }
-  };
   const int worker = blockIdx.x / 2, workers = gridDim.x / 2;
   if (group == 0) {
     registers_give<40>();
@@ -116,7 +53,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
       for (int i = worker; i < total; i += workers) {
         int expert, row, end, column;
         bool odd;
-        place(i, expert, row, end, column, odd);
+        sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
         const int w0 = expert * p.n + column, w1 = DUAL ? w0 : w0 + BN / 2;
         const CUtensorMap* second = DUAL ? &upmap : &wmap;
         for (int s = 0; s < steps; s++, at++) {
@@ -149,7 +86,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
     for (int i = worker; i < total; i += workers) {
       int expert, row, end, column;
       bool odd;
-      place(i, expert, row, end, column, odd);
+      sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
       row += wg * 64;
       if (row >= end || column >= p.n) {
         for (int s = 0; s < steps; s++, at++) {
@@ -192,8 +129,8 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
             const int c = 4 * (4 * j + q) + 2 * half;
             float u0 = d[c], u1 = d[c + 1];
             if (DUAL) {
-              u0 = u0 / (1.f + __expf(-u0)) * d[BN / 4 + c];
-              u1 = u1 / (1.f + __expf(-u1)) * d[BN / 4 + c + 1];
+              u0 = silu(u0) * d[BN / 4 + c];
+              u1 = silu(u1) * d[BN / 4 + c + 1];
             }
             v[q] = pack2<T>(u0, u1);
           }

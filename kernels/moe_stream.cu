@@ -16,6 +16,8 @@
 #include "moe_stream.cuh"
 
 namespace {
+constexpr int CHOICES = 1024;
+
 struct Params {
   void* y;
   const void* x;

@@ -5,11 +5,14 @@
 // Blocks, warps, lists and the order of launches are those of moe_stream.cu. A lane holds 16 codes of rows g and g+8 and the same
 // 16 k of the tokens: k = 16t..16t+15 of 64, which is the same sum in another order.
 // _codes: x too is E4M3, with a step for each 1 x 128; then the gate's result goes out in f32, to be quantised.
-// x in bf16 or f16. K a multiple of 16, rows aligned to 16 bytes, M up to 1024. From sm_89. It needs local memory: 96 bytes.
+// moe_codes: those codes and steps of rows [M,K]; a warp owns 128 numbers of a row.
+// x in bf16 or f16. K a multiple of 16, rows aligned to 16 bytes, M up to 4096. From sm_89. It needs local memory: 96 bytes.
 #include "fp8.cuh"
 #include "moe_stream.cuh"
 
 namespace {
+constexpr int CHOICES = 4096;
+
 struct Params {
   void* y;
   const void* x;
@@ -135,10 +138,33 @@ template <class T, bool CODES, class Out, int WC, int WK, bool DUAL, int MOST> _
     else pass<T, CODES, Out, WC, WK, DUAL, 4>(p, w, up, list + c, left, !DUAL && c == 0, partial);
   }
 }
+
+template <class T> __device__ __forceinline__ void codes(uint8_t* y, float* steps, const T* x, int rows, int k) {
+  const int lane = threadIdx.x % 32, blocks = (k + 127) / 128, i = blockIdx.x * 8 + threadIdx.x / 32, c = i % blocks * 128 + lane * 4;
+  const long at = (long)(i / blocks) * k + c;
+  grid_wait();
+  if (i >= rows * blocks) return;
+  float v[4] = {}, amax = 0;
+  if (c < k) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      v[j] = to_float(x[at + j]);
+      amax = fmaxf(amax, fabsf(v[j]));
+    }
+  }
+  const float step = fp8_step<false>(warp_max(amax), 0);
+  if (c < k) *(uint32_t*)(y + at) = fp8_quad<false>(v, Divisor(step));
+  if (lane == 0) steps[i] = step;
+}
 #define BODY(...) stream<__VA_ARGS__>(p)
+#define CODE(T) codes<T>(y, steps, x, rows, k)
 #else
 #define BODY(...)
+#define CODE(T)
 #endif
+#define CODES_OF(T) \
+  extern "C" __global__ void __launch_bounds__(256) moe_codes_##T(uint8_t* y, float* steps, const T* x, int rows, int k) { CODE(T); }
+CODES_OF(bf16) CODES_OF(f16) CODES_OF(f32)
 
 #define KERNEL(NAME, ...) \
   extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_e4m3_##NAME(const __grid_constant__ Params p) { BODY(__VA_ARGS__); }

@@ -3,8 +3,6 @@
 #pragma once
 #include "mma.cuh"
 
-constexpr int CHOICES = 1024;
-
 // grid_wait with the start of the next launch behind the wait.
 __device__ __forceinline__ void wait_first() {
 #if __CUDA_ARCH__ >= 900

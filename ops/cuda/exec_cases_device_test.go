@@ -86,7 +86,7 @@ func movesOn(n *graph.Node) bool {
 func TestDeviceExecutorCases(t *testing.T) {
 	device(t)
 	var list []cases.Case
-	for _, c := range slices.Concat(cases.All(), deviceCases(), fp8DeviceCases()) {
+	for _, c := range slices.Concat(cases.All(), deviceCases(), fp8DeviceCases(), fp8ExpertsDeviceCases()) {
 		large := c.In[0].F != nil && len(c.In[0].F) > 1<<18
 		if c.Err == "" && (Supports(c.Op) || c.Op == "reshape") && !(testing.Short() && large) {
 			list = append(list, c)
@@ -105,6 +105,8 @@ func TestDeviceExecutorCases(t *testing.T) {
 				switch {
 				case dt != dtype.Float32 && c.Op == "kda_gate":
 					c.C = 16 * narrowBound * roundoffsOf(dt) // exp(A x) makes A, up to 15, times the rounding of x of it
+				case dt != dtype.Float32 && c.Op == "fp8_experts":
+					c.C = narrowBound * roundoffsOf(dtype.BFloat16) // a hidden value at a tie of two codes may take the other; measured 1.2 in f16
 				case dt != dtype.Float32:
 					c.C = narrowBound * roundoffsOf(dt)
 				} // else the bound is native's

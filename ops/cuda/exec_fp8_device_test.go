@@ -21,7 +21,7 @@ import (
 )
 
 // fp8Ops are the ops whose results jump where an input is rounded: their cases are rounded to the compute dtype first.
-var fp8Ops = []string{"fp8_weight_linear", "fp8_linear", "fp8_steps", "amax", "quantize", "dequantize", "fp8_matmul"}
+var fp8Ops = []string{"fp8_weight_linear", "fp8_linear", "fp8_steps", "amax", "quantize", "dequantize", "fp8_matmul", "fp8_experts"}
 
 // fp8Bound is of products of codes in f32: the tensor cores keep 14 bits of the sum of 128 k.
 const fp8Bound = 5000
@@ -101,6 +101,56 @@ func fp8DeviceCases() []cases.Case {
 						return [][]float64{optest.Linear(x, quantized(w, blocks, format), in[1].F, m, n, k)}
 					}})
 			}
+		}
+	}
+	return cs
+}
+
+// fp8ExpertsDeviceCases are experts on parameters, wide or stored as codes, of the sizes of each way through the kernels.
+func fp8ExpertsDeviceCases() []cases.Case {
+	var cs []cases.Case
+	for i, s := range []struct{ tokens, topK, e, f, d int }{{3, 2, 4, 144, 272}, {64, 2, 3, 128, 256}, {70, 2, 3, 256, 128}, {90, 2, 3, 80, 48}, {120, 2, 3, 128, 256}, {150, 2, 3, 80, 48}} {
+		for _, a := range []ops.FP8Activations{ops.Exact, ops.StepPerBlock} {
+			if a != ops.Exact && s.tokens > expertsStreamTokens && s.d%128 != 0 {
+				continue // no kernel: the stacks are widened and activations stay
+			}
+			n := s.e * s.f * s.d
+			stacks := [][]float64{optest.Normals(fmt.Sprint("gate", s), n, .1), optest.Normals(fmt.Sprint("up", s), n, .1), optest.Normals(fmt.Sprint("down", s), n, .1)}
+			ids := intInput("ids", make([]int32, s.tokens*s.topK)...)
+			ids.Shape = []int{s.tokens, s.topK}
+			for i := range ids.I {
+				ids.I[i] = int32((i/s.topK*3 + i%s.topK) % s.e)
+			}
+			cs = append(cs, cases.Case{Op: "fp8_experts", Name: fmt.Sprintf("device %+v %v", s, a), C: 16, In: []cases.Input{normalInput("x", s.tokens, s.d), normalInput("weights", s.tokens, s.topK), ids},
+				Build: func(in []*graph.Node) []*graph.Node {
+					b := in[0].Builder()
+					var w []*graph.Node
+					for j, name := range []string{"gate", "up", "down"} {
+						shape := []int{s.e, s.f, s.d}
+						if name == "down" {
+							shape = []int{s.e, s.d, s.f}
+						}
+						p, err := b.Store().Add(name, graph.T(dtype.Float32, shape...), false)
+						if err != nil {
+							panic(err)
+						}
+						copy(graph.Data[float32](p.Tensor()), optest.Cast[float32](stacks[j]))
+						p.Touch()
+					}
+					if i%2 == 0 {
+						if err := autocast.StoreFP8(b.Store(), []string{"gate", "up", "down"}); err != nil {
+							panic(err)
+						}
+					}
+					for _, name := range []string{"gate", "up", "down"} {
+						w = append(w, b.Param(name, b.Store().Get(name).Type.Shape...))
+					}
+					return one(ops.FP8Experts(in[0], in[1], in[2], w[0], w[1], w[2], ops.FP8ExpertsOp{Activations: a}))
+				},
+				Oracle: func(in []cases.Input) [][]float64 {
+					wide := func(j int) []float64 { return optest.Float64s(optest.Cast[float32](stacks[j])) }
+					return [][]float64{optest.Experts{D: s.d, F: s.f, TopK: s.topK}.FP8Forward(in[0].F, in[1].F, in[2].I, wide(0), wide(1), wide(2), a == ops.StepPerBlock)}
+				}})
 		}
 	}
 	return cs

@@ -59,12 +59,15 @@ type StepRows struct {
 	Settled     bool
 }
 
-func (s StepRows) check(op string) error {
-	if s.N < 0 {
-		return fmt.Errorf("%s: a launch has 0 rows or more, got %d", op, s.N)
-	}
-	if s.N > math.MaxUint16 {
-		return unsupported(op, "%d rows: kernels exist for up to %d", s.N, math.MaxUint16)
+func (s StepRows) check(op string) error { return fits(op, "rows", s.N) }
+
+// fits refuses a number of rows or sequences that a dimension of a grid does not hold.
+func fits(op, what string, n int) error {
+	switch {
+	case n < 0:
+		return fmt.Errorf("%s: a launch has 0 %s or more, got %d", op, what, n)
+	case n > math.MaxUint16:
+		return unsupported(op, "%d %s: kernels exist for up to %d", n, what, math.MaxUint16)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"math"
 )
 
 // KDAChunk is the number of tokens of a chunk of the prefill kernels.
@@ -17,15 +16,7 @@ type KDASequences struct {
 	Table Pointer // int32 [N,4]
 }
 
-func (s KDASequences) check(op string) error {
-	if s.N < 0 {
-		return fmt.Errorf("%s: there are 0 sequences or more, got %d", op, s.N)
-	}
-	if s.N > math.MaxUint16 {
-		return unsupported(op, "%d sequences: kernels exist for up to %d", s.N, math.MaxUint16)
-	}
-	return nil
-}
+func (s KDASequences) check(op string) error { return fits(op, "sequences", s.N) }
 
 // KDATokens are the operands of KDA over packed tokens: q and k [T,H,K], v and o [T,HV,V], g [T,HV,K] and beta [T,HV] in f32.
 // A sequence starts from its state of S0 [slots,HV,K,V] in f32 (nil: zeros) and leaves the last one in Final, which may be S0.

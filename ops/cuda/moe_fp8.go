@@ -6,8 +6,8 @@ import "fmt"
 // their steps f32 [E,ceil(F/128),ceil(D/128)], down [E,D,F], its steps [E,ceil(D/128),ceil(F/128)]. x and what the gate gives
 // stay in 16 bits where Exact is set; else both are quantised by 1 x 128 blocks with their own amax.
 //
-// Up to 64 tokens the codes stream once and are widened in registers. For more, codes are multiplied on Hopper, or with Exact
-// the stacks are widened once a launch into the scratch.
+// Up to 64 tokens the codes stream once and are widened in registers; with Exact also while an expert has no more than 32 tokens
+// on average. For more, codes are multiplied on Hopper, or with Exact the stacks are widened once a launch into the scratch.
 type ExpertsFP8 struct {
 	Type                          DType // of x, y and residual
 	Exact                         bool
@@ -26,9 +26,13 @@ type fp8Scratch struct {
 	order, position, offsets, x, xSteps, hidden, hiddenWide, hiddenSteps, rows, wide, bytes int64
 }
 
+// expertsFP8Choices is the most choices that the streaming kernel lists.
+const expertsFP8Choices = 4096
+
 // streams says that the codes are read once for all tokens.
 func (x ExpertsFP8) streams() bool {
-	return x.T <= expertsStreamTokens && x.T*x.TopK <= expertsStreamChoices
+	m := x.T * x.TopK
+	return m <= expertsFP8Choices && (x.T <= expertsStreamTokens || x.Exact && m <= 32*x.E)
 }
 
 func (x ExpertsFP8) scratch(gpu Target) (s fp8Scratch) {
@@ -136,7 +140,8 @@ func (x ExpertsFP8) streamed(q Queue, s fp8Scratch) error {
 func (x ExpertsFP8) streamedCodes(q Queue, s fp8Scratch) error {
 	at, m := x.Scratch.At, x.T*x.TopK
 	code := func(dt DType, rows, cols int, from, codes, steps Pointer) error {
-		return Quantize{Type: dt, Format: E4M3, Rows: rows, Cols: cols, X: from, Codes: codes, Steps: FP8Steps{Rows: 1, Cols: 128, At: steps}, Dynamic: true}.Launch(q)
+		return q.Launch(Launch{Kernel: "moe_codes_" + dt.String(), Grid: [3]int{ceilDiv(rows*ceilDiv(cols, 128), 8), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
+			{"y", codes}, {"steps", steps}, {"x", from}, {"rows", int32(rows)}, {"k", int32(cols)}}})
 	}
 	if err := code(x.Type, x.T, x.D, x.X, at(s.x), at(s.xSteps)); err != nil {
 		return err

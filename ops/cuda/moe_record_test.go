@@ -31,7 +31,7 @@ func TestExpertsLaunchGolden(t *testing.T) {
 		gpu    string
 		exact  bool
 		tokens int
-	}{{"sm_90", false, 300}, {"sm_90", false, 4}, {"sm_89", true, 1}, {"sm_90", true, 64}, {"sm_90", true, 300}} {
+	}{{"sm_90", false, 300}, {"sm_90", false, 4}, {"sm_89", true, 1}, {"sm_90", true, 64}, {"sm_90", true, 300}, {"sm_90", true, 2048}} {
 		r := &Recorder{GPU: targets[c.gpu]}
 		x := ExpertsFP8{Type: BF16, Exact: c.exact, T: c.tokens, TopK: 8, E: 256, D: 7168, F: 2048, Y: at("y", 4), X: at("x", 5), Weights: at("weights", 2), WeightsF32: true, IDs: at("ids", 1),
 			Gate: at("gate", 6), Up: at("up", 7), Down: at("down", 8), GateSteps: at("gate_steps", 11), UpSteps: at("up_steps", 12), DownSteps: at("down_steps", 13), Scratch: at("scratch", 10)}
@@ -94,7 +94,7 @@ func TestExecutorFP8ExpertsGolden(t *testing.T) {
 		"decode_sm_90":      {"sm_90", BF16, autocast.InferenceOptions{}, 4, true},
 		"rows_decode_sm_90": {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
 		"rows_chunk_sm_90":  {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, true},
-		"chunk_sm_90":       {"sm_90", BF16, autocast.InferenceOptions{}, 128, false},
+		"chunk_sm_90":       {"sm_90", BF16, autocast.InferenceOptions{}, 192, false},
 		"rows_chunk_sm_89":  {"sm_89", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
 		"decode_f32_sm_90":  {"sm_90", F32, autocast.InferenceOptions{}, 4, false},
 	} {
