@@ -4,7 +4,6 @@ package tokenizer
 
 import (
 	"fmt"
-	"iter"
 	"unicode/utf8"
 )
 
@@ -19,10 +18,10 @@ type bpe struct {
 	merger
 	rawBytes     bool
 	byteID       [256]int32 // rawBytes: the symbol of each byte
+	vocab        *vocabulary
 	words        *index
-	characters   *pairTable // (character, 0) -> (id, 0); nil: they are looked up in words
-	ignoreMerges bool       // a word that is a token is that token
-	unknown      int32      // -1: an unknown character vanishes
+	ignoreMerges bool  // a word that is a token is that token
+	unknown      int32 // -1: an unknown character vanishes
 	fuseUnknown  bool
 	byteFallback bool
 	byteToken    [256]int32 // byteFallback: ids of <0x00> ..., -1 where missing
@@ -32,14 +31,15 @@ type bpe struct {
 	// Where two characters stand side by side in no token, no merge can join
 	// them: the word is cut there and its parts are encoded alone, with the
 	// same ids. nil: no cutting.
-	adjacent *pairTable
+	adjacent *neighbours
 }
 
 // bpeConfig is what the three file formats give a BPE model.
 type bpeConfig struct {
-	vocab        *index
+	vocab        *vocabulary
+	words        *index
 	merges       mergeList
-	mergeCount   int  // room for as many at first
+	mergeCount   int  // the most different ones
 	byteLevel    bool // the pre-tokenizer ends in the byte alphabet
 	ignoreMerges bool
 	unknown      string
@@ -55,8 +55,8 @@ type mergeList func(yield func(left, right []byte) error) error
 
 func newBPE(c bpeConfig) (*bpe, error) {
 	m := &bpe{
-		merger:       merger{pairTableFor(c.mergeCount)},
-		words:        c.vocab,
+		vocab:        c.vocab,
+		words:        c.words,
 		ignoreMerges: c.ignoreMerges,
 		unknown:      -1,
 		fuseUnknown:  c.fuseUnknown,
@@ -64,10 +64,11 @@ func newBPE(c bpeConfig) (*bpe, error) {
 		prefix:       c.prefix,
 		suffix:       c.suffix,
 	}
-	rank := int32(0)
-	var joined []byte
-	err := c.merges(func(left, right []byte) (err error) {
-		joined, err = m.addRule(rank, left, right, joined, c.vocab)
+	list := newRuleList(c.mergeCount)
+	m.merger = merger{&listedRules{list, m}}
+	rank := 0
+	err := c.merges(func(left, right []byte) error {
+		err := m.addRule(list, rank, left, right)
 		rank++
 		return err
 	})
@@ -78,7 +79,7 @@ func newBPE(c bpeConfig) (*bpe, error) {
 		return nil, fmt.Errorf("BPE: merges: at least one is required, got none")
 	}
 	if c.hasUnknown {
-		id, ok := c.vocab.id(c.unknown)
+		id, ok := c.words.find(c.unknown)
 		if !ok {
 			return nil, fmt.Errorf("BPE: unk_token %q is not in vocab", c.unknown)
 		}
@@ -86,44 +87,45 @@ func newBPE(c bpeConfig) (*bpe, error) {
 	}
 	allBytes := true
 	for b := range 256 {
-		m.byteToken[b] = idOr(c.vocab, byteToken(byte(b)), -1)
+		m.byteToken[b] = idOr(c.words, byteToken(byte(b)), -1)
 		allBytes = allBytes && m.byteToken[b] >= 0
 	}
 	if c.byteLevel && c.prefix == "" && c.suffix == "" {
-		m.useRawBytes(c.vocab)
+		m.useRawBytes(c.words)
 	}
 	if !m.rawBytes && c.prefix == "" && c.suffix == "" && !c.ignoreMerges && c.byteFallback && allBytes {
-		m.adjacent = adjacentCharacters(c.vocab.all())
-	}
-	if !m.rawBytes && c.prefix == "" && c.suffix == "" {
-		m.characters = charactersOf(m.words)
+		m.adjacent = newNeighbours()
+		c.words.each(m.adjacent.add)
 	}
 	return m, nil
 }
 
-// addRule uses the memory of joined, and returns it for the next rule.
-func (m *bpe) addRule(rank int32, left, right, joined []byte, vocab *index) ([]byte, error) {
-	a, okA := vocab.find(left)
-	b, okB := vocab.find(right)
+func (m *bpe) addRule(list *ruleList, rank int, left, right []byte) error {
+	a, okA := m.words.find(view(left))
+	b, okB := m.words.find(view(right))
 	if !okA || !okB {
-		return joined, fmt.Errorf("merge %d (%q, %q): both must be in vocab", rank, left, right)
+		return fmt.Errorf("merge %d (%q, %q): both must be in vocab", rank, left, right)
 	}
 	if len(right) < len(m.prefix) {
-		return joined, fmt.Errorf("merge %d (%q, %q): the second must start with continuing_subword_prefix %q", rank, left, right, m.prefix)
+		return fmt.Errorf("merge %d (%q, %q): the second must start with continuing_subword_prefix %q", rank, left, right, m.prefix)
 	}
-	joined = append(append(joined[:0], left...), right[len(m.prefix):]...)
-	id, ok := vocab.find(joined)
-	if !ok {
-		return joined, fmt.Errorf("merge %d (%q, %q): %q is not in vocab", rank, left, right, joined)
+	list.joined = append(append(list.joined[:0], left...), right[len(m.prefix):]...)
+	if _, ok := m.words.find(view(list.joined)); !ok {
+		return fmt.Errorf("merge %d (%q, %q): %q is not in vocab", rank, left, right, list.joined)
 	}
-	m.rules.set(a, b, rank, id)
-	return joined, nil
+	// The rule is kept by ids.
+	for i, id := range [2]int32{a, b} {
+		if own, _ := m.vocab.own(id); own != string([2][]byte{left, right}[i]) {
+			return fmt.Errorf("merge %d (%q, %q): id %d is that of %q too", rank, left, right, id, own)
+		}
+	}
+	return list.add(rulePair{a, b})
 }
 
 // useRawBytes rewrites the vocabulary in bytes, if every byte is a token.
 func (m *bpe) useRawBytes(vocab *index) {
 	for b := range 256 {
-		id, ok := vocab.id(byteChar[b])
+		id, ok := vocab.find(byteChar[b])
 		if !ok {
 			return
 		}
@@ -132,36 +134,10 @@ func (m *bpe) useRawBytes(vocab *index) {
 	m.rawBytes = true
 }
 
-// charactersOf lists the tokens of one character: (character, 0) -> (id, 0).
-func charactersOf(vocab *index) *pairTable {
-	t := newPairTable()
-	for token := range vocab.all() {
-		if r, n := utf8.DecodeRuneInString(token); n > 0 && n == len(token) && r != utf8.RuneError {
-			id, _ := vocab.id(token)
-			t.set(r, 0, id, 0)
-		}
-	}
-	return t
-}
-
-func adjacentCharacters(tokens iter.Seq[string]) *pairTable {
-	t := newPairTable()
-	for token := range tokens {
-		last := rune(-1)
-		for _, c := range token {
-			if last >= 0 {
-				t.set(last, c, 0, 0)
-			}
-			last = c
-		}
-	}
-	return t
-}
-
 func byteToken(b byte) string { return fmt.Sprintf("<0x%02X>", b) }
 
 func idOr(vocab *index, token string, otherwise int32) int32 {
-	if id, ok := vocab.id(token); ok {
+	if id, ok := vocab.find(token); ok {
 		return id
 	}
 	return otherwise
@@ -174,7 +150,7 @@ func (m *bpe) appendWord(dst []int32, word string, s *scratch) ([]int32, error) 
 	start, last := 0, rune(-1)
 	for i, c := range word {
 		if last >= 0 {
-			if _, _, ok := m.adjacent.get(last, c); !ok {
+			if !m.adjacent.has(last, c) {
 				dst = m.appendPart(dst, word[start:i], s)
 				start = i
 			}
@@ -210,10 +186,10 @@ func (m *bpe) appendPart(dst []int32, word string, s *scratch) []int32 {
 // whole is the token that a word is, if it is one.
 func (m *bpe) whole(word string, s *scratch) (int32, bool) {
 	if !m.rawBytes {
-		return m.words.id(word)
+		return m.words.find(word)
 	}
 	s.spelled = appendAlphabet(s.spelled[:0], word)
-	return m.words.find(s.spelled)
+	return m.words.find(view(s.spelled))
 }
 
 // split gives the symbols that merging starts from.
@@ -226,7 +202,7 @@ func (m *bpe) split(symbols []int32, word string) []int32 {
 	}
 	pending := false // an unknown symbol not yet written
 	for i := 0; i < len(word); {
-		r, n := utf8.DecodeRuneInString(word[i:])
+		_, n := utf8.DecodeRuneInString(word[i:])
 		char := word[i : i+n]
 		if m.prefix != "" && i > 0 {
 			char = m.prefix + char
@@ -235,7 +211,7 @@ func (m *bpe) split(symbols []int32, word string) []int32 {
 		if m.suffix != "" && i == len(word) {
 			char += m.suffix
 		}
-		if id, ok := m.symbol(char, r); ok {
+		if id, ok := m.words.find(char); ok {
 			if pending {
 				symbols, pending = append(symbols, m.unknown), false
 			}
@@ -257,15 +233,6 @@ func (m *bpe) split(symbols []int32, word string) []int32 {
 		symbols = append(symbols, m.unknown)
 	}
 	return symbols
-}
-
-// symbol is the token of a character, r, as the vocabulary spells it.
-func (m *bpe) symbol(char string, r rune) (int32, bool) {
-	if m.characters == nil || r == utf8.RuneError {
-		return m.words.id(char)
-	}
-	id, _, ok := m.characters.get(r, 0)
-	return id, ok
 }
 
 // appendBytes appends a character as byte tokens; !ok if one is missing.

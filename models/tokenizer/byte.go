@@ -6,9 +6,13 @@ package tokenizer
 // no special tokens, and Decode gives back exactly the bytes, valid UTF-8 or
 // not. Its Stream, like every Stream, emits whole characters.
 func Byte() *Tokenizer {
-	t := &Tokenizer{
+	all := make(list, 256)
+	for b := range all {
+		all[b] = string([]byte{byte(b)})
+	}
+	return &Tokenizer{
 		enc:     byteEncoder{},
-		vocab:   newVocabulary(),
+		vocab:   listedTexts(all),
 		special: noSpecialIDs(),
 		decode: func(eager bool) []stage {
 			if eager {
@@ -17,10 +21,6 @@ func Byte() *Tokenizer {
 			return nil
 		},
 	}
-	for b := range 256 {
-		t.vocab.add(string([]byte{byte(b)}), int32(b))
-	}
-	return t
 }
 
 type byteEncoder struct{}

@@ -13,7 +13,7 @@ import (
 // bytes, its units (Darts-clone, 32 bits each), then the replacements, each
 // ending in NUL.
 type charsMap struct {
-	units        []uint32
+	units        []byte
 	replacements []byte
 }
 
@@ -28,36 +28,38 @@ func parseCharsMap(data []byte) (*charsMap, error) {
 	if uint64(size) >= uint64(len(data)-4) || size%4 != 0 {
 		return nil, fmt.Errorf("precompiled_charsmap: trie of %d bytes in %d", size, len(data)-4)
 	}
-	m := &charsMap{units: make([]uint32, size/4), replacements: data[4+size:]}
-	for i := range m.units {
-		m.units[i] = binary.LittleEndian.Uint32(data[4+4*i:])
-	}
-	return m, nil
+	return &charsMap{units: data[4 : 4+size], replacements: data[4+size:]}, nil
 }
+
+// unit is the one at a place; there is one.
+func (m *charsMap) unit(at uint32) uint32 { return binary.LittleEndian.Uint32(m.units[4*at:]) }
+
+// inside says that there is a unit at a place.
+func (m *charsMap) inside(at uint32) bool { return uint64(at) < uint64(len(m.units)/4) }
 
 // lookup returns the replacement of the longest entry that text starts with,
 // and the entry's length; 0 if there is none.
 func (m *charsMap) lookup(text string) (replacement string, length int) {
-	if len(m.units) == 0 {
+	if !m.inside(0) {
 		return "", 0
 	}
 	value := uint32(0)
-	node := unitOffset(m.units[0])
+	node := unitOffset(m.unit(0))
 	for i := range len(text) {
 		node ^= uint32(text[i])
-		if uint64(node) >= uint64(len(m.units)) {
+		if !m.inside(node) {
 			break
 		}
-		unit := m.units[node]
+		unit := m.unit(node)
 		if unit&(1<<31|0xFF) != uint32(text[i]) {
 			break
 		}
 		node ^= unitOffset(unit)
-		if uint64(node) >= uint64(len(m.units)) {
+		if !m.inside(node) {
 			break
 		}
 		if unit>>8&1 == 1 { // the unit at the offset holds a value
-			value, length = m.units[node]&(1<<31-1), i+1
+			value, length = m.unit(node)&(1<<31-1), i+1
 		}
 	}
 	if length == 0 || uint64(value) > uint64(len(m.replacements)) {

@@ -26,6 +26,42 @@ func (p patternJSON) matcher() (matcher, error) {
 	return nil, fmt.Errorf("pattern: required a Regex or a String that is not empty")
 }
 
+// maxComponent is far above the longest component of a published tokenizer
+// (4 kB): what one becomes in memory can be many times what it takes in the
+// file.
+const maxComponent = 1 << 16
+
+// checkComponent bounds the size and the nesting of a component.
+func checkComponent(raw json.RawMessage) error {
+	if len(raw) > maxComponent {
+		kind, err := kindOf(raw)
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("type %q takes %d bytes: at most %d are supported", kind, len(raw), maxComponent)
+	}
+	if deeperThan(raw, maxNesting) {
+		return fmt.Errorf("nested deeper than %d", maxNesting)
+	}
+	return nil
+}
+
+// sequence calls yield for each component of a sequence.
+func sequence(raw json.RawMessage, name string, yield func(json.RawMessage) error) error {
+	var list json.RawMessage
+	if err := readFields(raw, map[string]any{name: &list}); err != nil || isNull(list) {
+		return err
+	}
+	i := 0
+	return elements(list, func(value []byte) error {
+		if err := yield(value); err != nil {
+			return fmt.Errorf("Sequence: %d: %w", i, err)
+		}
+		i++
+		return nil
+	})
+}
+
 func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	if isNull(raw) {
 		return nil, nil
@@ -63,21 +99,15 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 		err := fields(kind, raw, &f)
 		return strip{f.StripLeft, f.StripRight}, err
 	case "Sequence":
-		var f struct{ Normalizers []json.RawMessage }
-		if err := fields(kind, raw, &f); err != nil {
-			return nil, err
-		}
 		var ns normalizers
-		for i, r := range f.Normalizers {
+		err := sequence(raw, "normalizers", func(r json.RawMessage) error {
 			n, err := parseNormalizer(r)
-			if err != nil {
-				return nil, fmt.Errorf("Sequence: %d: %w", i, err)
-			}
 			if n != nil {
 				ns = append(ns, n)
 			}
-		}
-		return ns, nil
+			return err
+		})
+		return ns, err
 	}
 	return nil, fmt.Errorf("type %q is not supported", kind)
 }
@@ -142,19 +172,13 @@ func parsePreTokenizer(raw json.RawMessage) ([]preTokenizer, error) {
 		m, err := parseMetaspace(kind, raw)
 		return one(m, err)
 	case "Sequence":
-		var f struct{ Pretokenizers []json.RawMessage }
-		if err := fields(kind, raw, &f); err != nil {
-			return nil, err
-		}
 		var all []preTokenizer
-		for i, r := range f.Pretokenizers {
+		err := sequence(raw, "pretokenizers", func(r json.RawMessage) error {
 			ps, err := parsePreTokenizer(r)
-			if err != nil {
-				return nil, fmt.Errorf("Sequence: %d: %w", i, err)
-			}
 			all = append(all, ps...)
-		}
-		return all, nil
+			return err
+		})
+		return all, err
 	}
 	return nil, fmt.Errorf("type %q is not supported", kind)
 }
@@ -229,18 +253,12 @@ func parsePostProcessor(raw json.RawMessage) (before, after []int32, err error) 
 	case "TemplateProcessing":
 		return parseTemplate(kind, raw)
 	case "Sequence":
-		var f struct{ Processors []json.RawMessage }
-		if err := fields(kind, raw, &f); err != nil {
-			return nil, nil, err
-		}
-		for i, r := range f.Processors {
+		err := sequence(raw, "processors", func(r json.RawMessage) error {
 			b, a, err := parsePostProcessor(r)
-			if err != nil {
-				return nil, nil, fmt.Errorf("Sequence: %d: %w", i, err)
-			}
 			before, after = append(b, before...), append(after, a...)
-		}
-		return before, after, nil
+			return err
+		})
+		return before, after, err
 	}
 	return nil, nil, fmt.Errorf("type %q is not supported", kind)
 }
@@ -305,19 +323,13 @@ func parseDecoder(raw json.RawMessage) ([]decoder, error) {
 	case "Strip":
 		return parseStripDecoder(kind, raw)
 	case "Sequence":
-		var f struct{ Decoders []json.RawMessage }
-		if err := fields(kind, raw, &f); err != nil {
-			return nil, err
-		}
 		var all []decoder
-		for i, r := range f.Decoders {
+		err := sequence(raw, "decoders", func(r json.RawMessage) error {
 			ds, err := parseDecoder(r)
-			if err != nil {
-				return nil, fmt.Errorf("Sequence: %d: %w", i, err)
-			}
 			all = append(all, ds...)
-		}
-		return all, nil
+			return err
+		})
+		return all, err
 	}
 	return nil, fmt.Errorf("type %q is not supported", kind)
 }

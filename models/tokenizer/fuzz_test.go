@@ -94,7 +94,7 @@ func FuzzTokenizerJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var tok *Tokenizer
 		var err error
-		boundedMemory(t, len(data), hostileJSONMemory, func() { tok, err = FromJSON(data) })
+		boundedMemory(t, len(data), func() { tok, err = FromJSON(data) })
 		if err != nil {
 			return
 		}
@@ -206,7 +206,7 @@ func FuzzSentencePiece(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var tok *Tokenizer
 		var err error
-		boundedMemory(t, len(data), hostileModelMemory, func() { tok, err = FromSentencePiece(data) })
+		boundedMemory(t, len(data), func() { tok, err = FromSentencePiece(data) })
 		if err == nil {
 			exercise(t, tok, true)
 		}
@@ -243,9 +243,9 @@ func FuzzByteLevelRoundTrip(f *testing.F) {
 }
 
 func TestNestingIsBounded(t *testing.T) {
-	deep := strings.Repeat(`{"type":"Sequence","normalizers":[`, 2000) + strings.Repeat(`]}`, 2000)
+	deep := strings.Repeat(`{"type":"Sequence","normalizers":[`, 1000) + strings.Repeat(`]}`, 1000)
 	data := []byte(`{"normalizer":` + deep + `,"model":{}}`)
-	boundedMemory(t, len(data), hostileJSONMemory, func() {
+	boundedMemory(t, len(data), func() {
 		_, err := FromJSON(data)
 		require.ErrorContains(t, err, "normalizer: nested deeper than 32")
 	})

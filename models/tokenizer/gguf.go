@@ -66,18 +66,12 @@ func (g *GGUF) typeOf(id int) pieceType {
 // base is a tokenizer with vocabulary, roles and added tokens. bos and eos
 // tell whether they are added where the file does not say.
 func (g *GGUF) base(p *pipeline, bos, eos bool) (*Tokenizer, error) {
-	t := &Tokenizer{enc: p, vocab: listed(g.Tokens), special: noSpecialIDs()}
-	var added []addedToken
-	for id, token := range g.Tokens {
-		switch kind := g.typeOf(id); kind {
-		case controlPiece, userPiece:
-			if token != "" {
-				added = append(added, addedToken{ID: int32(id), Content: token, Special: kind == controlPiece})
-			}
-			t.vocab.special[int32(id)] = kind == controlPiece
-		}
-	}
-	p.added = newAddedMatcher(added)
+	t := &Tokenizer{enc: p, vocab: listedTexts(g.Tokens), special: noSpecialIDs()}
+	t.vocab.special = places(len(g.Tokens), func(place uint32) bool { return g.typeOf(int(place)) == controlPiece })
+	p.added = newAddedMatcher(ggufAdded{g.Tokens, g}, places(len(g.Tokens), func(place uint32) bool {
+		kind := g.typeOf(int(place))
+		return g.Tokens[place] != "" && (kind == controlPiece || kind == userPiece)
+	}))
 	for _, role := range []struct {
 		name string
 		from *int32
@@ -104,6 +98,19 @@ func (g *GGUF) base(p *pipeline, bos, eos bool) (*Tokenizer, error) {
 		p.after = []int32{t.special.EOS}
 	}
 	return t, nil
+}
+
+// ggufAdded are the control and user-defined tokens.
+type ggufAdded struct {
+	list
+	keys *GGUF
+}
+
+func (a ggufAdded) flags(place uint32) addedFlags {
+	if a.keys.typeOf(int(place)) == controlPiece {
+		return specialToken
+	}
+	return 0
 }
 
 func orDefault(v *bool, otherwise bool) bool {
@@ -171,8 +178,10 @@ func (g *GGUF) byteLevel() (*Tokenizer, error) {
 	if pre.nfc {
 		p.normalizer = unicodeForm(norm.NFC)
 	}
+	words := newIndex(g.Tokens)
+	t.vocab.find = words.find
 	m, err := newBPE(bpeConfig{
-		vocab: t.vocab.model(), merges: g.merges, mergeCount: len(g.Merges), byteLevel: true, ignoreMerges: pre.ignoreMerges,
+		vocab: &t.vocab, words: words, merges: g.merges, mergeCount: len(g.Merges), byteLevel: true, ignoreMerges: pre.ignoreMerges,
 	})
 	if err != nil {
 		return nil, err
@@ -263,32 +272,44 @@ func (w spWords) appendWord(dst []int32, word string, s *scratch) ([]int32, erro
 	return w.encoder.model.appendWord(dst, w.encoder.normalize(word), s)
 }
 
+// ggufPieces are the tokens as pieces.
+type ggufPieces struct {
+	list
+	keys *GGUF
+}
+
+func (p ggufPieces) weight(place uint32) float32 { return p.keys.Scores[place] }
+func (p ggufPieces) kind(place uint32) pieceType { return p.keys.typeOf(int(place)) }
+
 // spModel is the metadata as a SentencePiece model.
 func (g *GGUF) spModel(bos, eos int32) (*spModel, error) {
 	if len(g.Scores) != len(g.Tokens) {
 		return nil, fmt.Errorf("tokenizer.ggml.scores: required %d, one a token, got %d", len(g.Tokens), len(g.Scores))
 	}
 	m := &spModel{
-		pieces: g.Tokens, scores: g.Scores, types: make([]pieceType, len(g.Tokens)),
+		spPieces: ggufPieces{g.Tokens, g}, count: len(g.Tokens),
 		unknownSurface: " ⁇ ", bos: bos, eos: eos, pad: -1,
 		dummyPrefix: orDefault(g.AddSpacePrefix, true), escapeSpace: true,
 	}
-	bytesFound := map[byte]bool{}
+	var bytesFound [256]bool
+	n := 0
 	for i, token := range g.Tokens {
-		m.types[i] = g.typeOf(i)
-		if m.types[i] != bytePiece {
+		if g.typeOf(i) != bytePiece {
 			continue
 		}
 		b, ok := byteOfToken(token)
 		if !ok {
 			return nil, fmt.Errorf("token %d: type BYTE needs the form <0xNN>, got %q", i, token)
 		}
-		bytesFound[b] = true
+		if !bytesFound[b] {
+			bytesFound[b] = true
+			n++
+		}
 	}
-	if n := len(bytesFound); n != 0 && n != 256 {
+	if n != 0 && n != 256 {
 		return nil, fmt.Errorf("required byte tokens for all of 256 bytes or none, got %d", n)
 	}
-	m.byteFallback = len(bytesFound) == 256
+	m.byteFallback = n == 256
 	if m.unknownID() < 0 && g.Unknown == nil {
 		return nil, fmt.Errorf("required unknown_token_id or a token of type UNKNOWN, got neither")
 	}
@@ -297,8 +318,8 @@ func (g *GGUF) spModel(bos, eos int32) (*spModel, error) {
 
 // unknownID is the piece of type UNKNOWN, -1 without one.
 func (m *spModel) unknownID() int32 {
-	for i, kind := range m.types {
-		if kind == unknownPiece {
+	for i := range m.count {
+		if m.kind(uint32(i)) == unknownPiece {
 			return int32(i)
 		}
 	}

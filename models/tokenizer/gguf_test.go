@@ -137,9 +137,9 @@ func TestGGUFSentencePiece(t *testing.T) {
 	m, err := parseSPModel(data)
 	require.NoError(t, err)
 	bos, eos := int32(1), int32(2)
-	g := GGUF{Model: "llama", Tokens: m.pieces, Scores: m.scores, BOS: &bos, EOS: &eos}
-	for _, kind := range m.types {
-		g.Types = append(g.Types, int32(kind))
+	g := GGUF{Model: "llama", BOS: &bos, EOS: &eos}
+	for place := range uint32(m.count) {
+		g.Tokens, g.Scores, g.Types = append(g.Tokens, m.text(place)), append(g.Scores, m.weight(place)), append(g.Types, int32(m.kind(place)))
 	}
 	g.Types[0] = int32(controlPiece) // the converted file finds <unk> in a text
 	g.Unknown = new(int32)

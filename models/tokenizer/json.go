@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 )
 
 // fileJSON is a tokenizer.json, its values as they stand there. truncation and padding are left out: they
@@ -42,14 +43,14 @@ func fromJSON(data []byte) (*Tokenizer, error) {
 
 func (f *fileJSON) build() (*Tokenizer, error) {
 	p := &pipeline{}
-	t := &Tokenizer{enc: p, vocab: newVocabulary(), special: noSpecialIDs()}
+	t := &Tokenizer{enc: p, special: noSpecialIDs()}
 	var err error
 	for name, raw := range map[string]json.RawMessage{
 		"normalizer": f.Normalizer, "pre_tokenizer": f.PreTokenizer,
 		"post_processor": f.PostProcessor, "decoder": f.Decoder,
 	} {
-		if deeperThan(raw, maxNesting) {
-			return nil, fmt.Errorf("%s: nested deeper than %d", name, maxNesting)
+		if err := checkComponent(raw); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	if p.normalizer, err = parseNormalizer(f.Normalizer); err != nil {
@@ -61,14 +62,7 @@ func (f *fileJSON) build() (*Tokenizer, error) {
 	if err = f.buildModel(t, p); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	var added []addedToken
-	if !isNull(f.AddedTokens) {
-		err = json.Unmarshal(f.AddedTokens, &added)
-	}
-	if err == nil {
-		err = t.addTokens(p, added)
-	}
-	if err != nil {
+	if err := t.addTokens(p, f.AddedTokens); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
 	if p.before, p.after, err = parsePostProcessor(f.PostProcessor); err != nil {
@@ -175,8 +169,9 @@ func (m *modelJSON) buildBPE(t *Tokenizer, p *pipeline) error {
 	if m.Dropout != nil && *m.Dropout != 0 {
 		return fmt.Errorf("BPE: dropout %g makes ids random: required null or 0", *m.Dropout)
 	}
-	vocab, err := t.vocab.readModel(m.Vocab)
-	if err != nil {
+	var words *index
+	var err error
+	if t.vocab, words, err = readModel(m.Vocab); err != nil {
 		return fmt.Errorf("BPE: vocab: %w", err)
 	}
 	count := 0
@@ -187,9 +182,10 @@ func (m *modelJSON) buildBPE(t *Tokenizer, p *pipeline) error {
 		return fmt.Errorf("BPE: merges: %w", err)
 	}
 	c := bpeConfig{
-		vocab:        vocab,
+		vocab:        &t.vocab,
+		words:        words,
 		merges:       func(yield func(left, right []byte) error) error { return eachMerge(m.Merges, yield) },
-		mergeCount:   min(count, len(m.Merges)/14), // in two bytes of table for one of the file
+		mergeCount:   min(count, len(m.Merges)/7+shortMerges),
 		ignoreMerges: m.IgnoreMerges,
 		fuseUnknown:  m.FuseUnk,
 		byteFallback: m.ByteFallback,
@@ -214,6 +210,10 @@ func (m *modelJSON) buildBPE(t *Tokenizer, p *pipeline) error {
 	p.model = model
 	return nil
 }
+
+// shortMerges is how many different merges can stand in 6 bytes each: those of
+// two characters of ASCII.
+const shortMerges = 1 << 13
 
 func lastOf(pre []preTokenizer) preTokenizer {
 	if len(pre) == 0 {
@@ -280,100 +280,103 @@ func cutMerge(i int, line []byte, yield func(left, right []byte) error) error {
 }
 
 func (m *modelJSON) buildUnigram(t *Tokenizer, p *pipeline) error {
-	c := unigramConfig{unknown: -1, byteFallback: m.ByteFallback}
-	rows := 0
-	err := elements(m.Vocab, func([]byte) error { rows++; return nil })
-	if err == nil {
-		c.tokens, c.scores = make([]string, 0, rows), make([]float64, 0, rows)
-		err = elements(m.Vocab, func(row []byte) error {
-			if err := c.readRow(row); err != nil {
-				return fmt.Errorf("entry %d: %w", len(c.tokens), err)
+	c := unigramConfig{unknown: -1, byteFallback: m.ByteFallback, minScore: math.Inf(1)}
+	rows, size, narrow := 0, 0, true
+	each := func(yield func(token []byte, score float64)) error {
+		n := 0
+		return elements(m.Vocab, func(row []byte) error {
+			token, score, err := readRow(row)
+			if err != nil {
+				return fmt.Errorf("entry %d: %w", n, err)
 			}
+			yield(token, score)
+			n++
 			return nil
 		})
 	}
-	if err != nil {
+	if err := each(func(token []byte, score float64) {
+		rows++
+		size += len(token) + numberSize(len(token)) + 1
+		narrow = narrow && float64(float32(score)) == score
+		c.minScore = min(c.minScore, score)
+	}); err != nil {
 		return fmt.Errorf("Unigram: vocab: %w", err)
 	}
 	if rows == 0 {
 		return fmt.Errorf("Unigram: vocab: at least one token is required, got none")
 	}
-	t.vocab = listed(c.tokens)
+	tokens := &scoredTokens{at: make([]uint32, 0, rows)}
+	if narrow {
+		tokens.narrow = make([]float32, 0, rows)
+	} else {
+		tokens.wide = make([]float64, 0, rows)
+	}
+	var texts strings.Builder
+	texts.Grow(size)
+	err := each(func(token []byte, score float64) {
+		tokens.at = append(tokens.at, uint32(texts.Len()))
+		putToken(&texts, token, 0)
+		if narrow {
+			tokens.narrow = append(tokens.narrow, float32(score))
+		} else {
+			tokens.wide = append(tokens.wide, score)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	tokens.texts = blob(texts.String())
 	if m.UnkID != nil {
 		if c.unknown = *m.UnkID; c.unknown < 0 {
 			return fmt.Errorf("Unigram: unk_id %d is negative", c.unknown)
 		}
 		t.special.Unknown = c.unknown
 	}
-	c.minScore = lowestScore(c.scores)
+	c.scored, c.count = tokens, rows
 	model, err := newUnigram(c)
+	if err != nil {
+		return err
+	}
+	t.vocab = listed(tokens, rows, func() func(string) (int32, bool) { return model.tokens.find })
 	p.model = model
-	return err
+	return nil
+}
+
+// scoredTokens are the tokens of a Unigram model: 9 bytes each beside the text,
+// 13 where a score is no float32.
+type scoredTokens struct {
+	texts  blob
+	at     []uint32
+	narrow []float32
+	wide   []float64
+}
+
+func (t *scoredTokens) text(place uint32) string { return t.texts.text(t.at[place]) }
+func (t *scoredTokens) id(place uint32) int32    { return int32(place) }
+func (t *scoredTokens) chosen(uint32) bool       { return true }
+
+func (t *scoredTokens) score(place uint32) float64 {
+	if t.wide != nil {
+		return t.wide[place]
+	}
+	return float64(t.narrow[place])
 }
 
 // readRow reads a token and its score.
-func (c *unigramConfig) readRow(row []byte) error {
+func readRow(row []byte) (token []byte, score float64, err error) {
 	n := 0
-	err := elements(row, func(value []byte) error {
+	err = elements(row, func(value []byte) (err error) {
 		n++
 		switch n {
 		case 1:
-			token, err := unquoted(value)
-			c.tokens = append(c.tokens, string(token))
-			return err
+			token, err = unquoted(value)
 		case 2:
-			score, err := strconv.ParseFloat(string(value), 64)
-			c.scores = append(c.scores, score)
-			return err
+			score, err = strconv.ParseFloat(string(value), 64)
 		}
-		return nil
+		return err
 	})
 	if err == nil && n != 2 {
 		err = fmt.Errorf("required a token and a score, got %d values", n)
 	}
-	return err
-}
-
-// addTokens puts the added tokens in the vocabulary and in the encoder. A
-// token that the model has keeps the model's id.
-func (t *Tokenizer) addTokens(p *pipeline, tokens []addedToken) error {
-	var plain, normalized []addedToken
-	special := map[string]bool{}
-	for _, a := range tokens {
-		special[a.Content] = special[a.Content] || a.Special
-	}
-	for _, a := range tokens {
-		if a.Content == "" {
-			continue
-		}
-		if a.ID < 0 || a.ID == math.MaxInt32 {
-			return fmt.Errorf("%q: id %d is out of range", a.Content, a.ID)
-		}
-		if id, ok := t.vocab.id(a.Content); ok {
-			a.ID = id
-		}
-		t.vocab.add(a.Content, a.ID)
-		if a.Special {
-			t.vocab.special[a.ID] = true
-		}
-		if !a.Normalized {
-			plain = append(plain, a)
-			continue
-		}
-		if p.normalizer != nil {
-			text, _, err := p.normalizer.normalize(a.Content, true)
-			if err != nil {
-				return fmt.Errorf("%q: %w", a.Content, err)
-			}
-			if text == "" {
-				continue
-			}
-			a.Content = text
-			t.vocab.rename(a.ID, text)
-			t.vocab.special[a.ID] = special[text] // it is left out by how it is shown
-		}
-		normalized = append(normalized, a)
-	}
-	p.added, p.addedNormalized = newAddedMatcher(plain), newAddedMatcher(normalized)
-	return nil
+	return token, score, err
 }

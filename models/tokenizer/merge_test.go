@@ -4,6 +4,7 @@
 package tokenizer
 
 import (
+	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -18,7 +19,7 @@ import (
 // of equal ones.
 func mergeByDefinition(rules map[[2]int32][2]int32, symbols []int32) []int32 {
 	for {
-		best, at := int32(noRank), -1
+		best, at := int32(math.MaxInt32), -1
 		for i := 1; i < len(symbols); i++ {
 			if r, ok := rules[[2]int32{symbols[i-1], symbols[i]}]; ok && r[0] < best {
 				best, at = r[0], i-1
@@ -32,11 +33,21 @@ func mergeByDefinition(rules map[[2]int32][2]int32, symbols []int32) []int32 {
 	}
 }
 
+// ruleTable has the rules of a map.
+type ruleTable map[[2]int32][2]int32
+
+func (t ruleTable) rule(left, right int32, _ *scratch) (rank uint32, joined int32) {
+	if r, ok := t[[2]int32{left, right}]; ok {
+		return uint32(r[0]), r[1]
+	}
+	return noRank, 0
+}
+
 func TestMergeFollowsItsDefinition(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
 		rules := map[[2]int32][2]int32{}
-		m := merger{newPairTable()}
+		m := merger{ruleTable(rules)}
 		size := int32(2 + r.IntN(3))
 		for rank := range int32(1 + r.IntN(40)) {
 			pair := [2]int32{r.Int32N(size), r.Int32N(size)}
@@ -48,7 +59,6 @@ func TestMergeFollowsItsDefinition(t *testing.T) {
 				shared = rank / 2 // scores may tie
 			}
 			rules[pair] = [2]int32{shared, size}
-			m.rules.set(pair[0], pair[1], shared, size)
 			size++
 		}
 		symbols := make([]int32, r.IntN(90))
@@ -75,12 +85,8 @@ func TestCutsAndCacheChangeNothing(t *testing.T) {
 		case *pipeline:
 			e.model.(*bpe).adjacent = nil
 		case *spEncoder:
-			all := newPairTable()
-			last := ' '
-			for _, c := range strings.ReplaceAll(text, " ", spaceMark) {
-				all.set(last, c, 0, 0)
-				last = c
-			}
+			all := newNeighbours()
+			all.add(" " + strings.ReplaceAll(text, " ", spaceMark))
 			e.model.(*scoredBPE).adjacent = all
 		}
 		require.Equal(t, want, encode(t, tok, text, false), file)

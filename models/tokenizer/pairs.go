@@ -1,74 +1,60 @@
-// A hash table from pairs of numbers to pairs of numbers: merge rules, cut
-// points and tries all live in one.
+// What was found for pairs of numbers, merge rules and steps in a trie, kept for
+// the next time, and the filter of neighbours.
 
 package tokenizer
 
-import "math/bits"
-
-// pairTable is an open-addressing table keyed by (a, b). It is built once and
-// then only read. Keys with a = b = -1 do not occur.
-type pairTable struct {
-	slots []pairSlot
-	used  int
-}
+// pairCache is a bounded cache by (a, b): one place for each, where the last
+// that came stays. Keys with a = b = -1 do not occur.
+type pairCache []pairSlot
 
 type pairSlot struct {
-	key  uint64
-	x, y int32
+	key  uint64 // of the pair, plus 1; 0: free
+	x, y uint32
 }
 
-const emptySlot = ^uint64(0)
+// pairBits is the binary logarithm of the number of slots: 512 kB for each call
+// in flight hold what a text of a book needs.
+const pairBits = 15
 
 func pairKey(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
 
-func newPairTable() *pairTable { return pairTableFor(0) }
-
-// pairTableFor has room for n pairs.
-func pairTableFor(n int) *pairTable {
-	t := &pairTable{}
-	t.resize(max(16, n+2*n/3+1))
-	return t
+// slot is where a pair belongs: its entry, or that of another pair or of none,
+// which becomes its own.
+func (c *pairCache) slot(a, b int32) (s *pairSlot, known bool) {
+	if *c == nil {
+		*c = make(pairCache, 1<<pairBits)
+	}
+	key := pairKey(a, b) + 1
+	s = &(*c)[key*0x9E3779B97F4A7C15>>(64-pairBits)]
+	known = s.key == key
+	s.key = key
+	return s, known
 }
 
-func (t *pairTable) resize(n int) {
-	old := t.slots
-	t.slots = make([]pairSlot, n)
-	for i := range t.slots {
-		t.slots[i].key = emptySlot
-	}
-	for _, s := range old {
-		if s.key != emptySlot {
-			*t.slot(s.key) = s
+// neighbours is a set of pairs of characters that may hold others too: 2 % of
+// those that are not there after 10000 that are.
+type neighbours [1 << 13]uint64
+
+func newNeighbours() *neighbours { return new(neighbours) }
+
+func (n *neighbours) bit(a, b rune) (*uint64, uint64) {
+	h := (uint64(uint32(a))<<32 | uint64(uint32(b))) * 0x9E3779B97F4A7C15
+	return &n[h>>51], 1 << (h >> 45 & 63)
+}
+
+// add puts all that stand side by side in text.
+func (n *neighbours) add(text string) {
+	last := rune(-1)
+	for _, c := range text {
+		if last >= 0 {
+			word, bit := n.bit(last, c)
+			*word |= bit
 		}
+		last = c
 	}
 }
 
-// slot returns the place of key: its entry or the empty slot where it goes.
-func (t *pairTable) slot(key uint64) *pairSlot {
-	n := uint64(len(t.slots))
-	for i, _ := bits.Mul64(key*0x9E3779B97F4A7C15, n); ; i++ {
-		if i == n {
-			i = 0
-		}
-		if s := &t.slots[i]; s.key == key || s.key == emptySlot {
-			return s
-		}
-	}
-}
-
-// set stores a value, replacing an earlier one.
-func (t *pairTable) set(a, b, x, y int32) {
-	if 4*(t.used+1) > 3*len(t.slots) {
-		t.resize(2 * len(t.slots))
-	}
-	s := t.slot(pairKey(a, b))
-	if s.key == emptySlot {
-		t.used++
-	}
-	*s = pairSlot{pairKey(a, b), x, y}
-}
-
-func (t *pairTable) get(a, b int32) (x, y int32, ok bool) {
-	s := t.slot(pairKey(a, b))
-	return s.x, s.y, s.key != emptySlot
+func (n *neighbours) has(a, b rune) bool {
+	word, bit := n.bit(a, b)
+	return *word&bit != 0
 }

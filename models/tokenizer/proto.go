@@ -12,6 +12,8 @@ import (
 // a string or sub-message in data, which aliases the input.
 type protoField struct {
 	number int
+	at     int // where it begins in its message
+	end    int // and ends
 	value  uint64
 	data   []byte
 }
@@ -24,7 +26,7 @@ func (f protoField) float() float32 { return math.Float32frombits(uint32(f.value
 func protoFields(message []byte, yield func(protoField) error) error {
 	for at := 0; at < len(message); {
 		f, n, err := readProtoField(message[at:])
-		if err == nil {
+		if f.at, f.end = at, at+n; err == nil {
 			err = yield(f)
 		}
 		if err != nil {

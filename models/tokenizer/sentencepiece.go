@@ -5,7 +5,6 @@
 package tokenizer
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -18,7 +17,7 @@ import (
 const spaceMark = "▁"
 
 // FromSentencePiece opens the contents of a SentencePiece model file, BPE or
-// unigram.
+// unigram. The tokenizer keeps data, which must not change.
 func FromSentencePiece(data []byte) (*Tokenizer, error) {
 	m, err := parseSPModel(data)
 	if err != nil {
@@ -32,16 +31,19 @@ func FromSentencePiece(data []byte) (*Tokenizer, error) {
 }
 
 func (m *spModel) tokenizer() (*Tokenizer, error) {
-	t := &Tokenizer{vocab: listed(m.pieces), special: noSpecialIDs()}
-	for i := range m.pieces {
-		switch m.types[i] {
-		case controlPiece:
-			t.vocab.special[int32(i)] = true
-		case unknownPiece:
-			t.special.Unknown = int32(i)
-			t.vocab.special[int32(i)] = true
+	t := &Tokenizer{special: noSpecialIDs()}
+	t.vocab = listed(m, m.count, func() func(string) (int32, bool) {
+		x := indexFor(m, m.count)
+		for place := range uint32(m.count) {
+			x.put(m.text(place), place)
 		}
-	}
+		return x.find
+	})
+	t.vocab.special = places(m.count, func(place uint32) bool {
+		kind := m.kind(place)
+		return kind == controlPiece || kind == unknownPiece
+	})
+	t.special.Unknown = m.unknownID()
 	inside := func(id int32) int32 {
 		if _, ok := t.vocab.token(id); ok {
 			return id
@@ -51,13 +53,7 @@ func (m *spModel) tokenizer() (*Tokenizer, error) {
 	t.special.BOS, t.special.EOS, t.special.Pad = inside(m.bos), inside(m.eos), inside(m.pad)
 	t.addStop(t.special.EOS)
 	e := &spEncoder{spModel: m, unknown: t.special.Unknown, before: roleIDs(t.special.BOS, true)}
-	var user []addedToken
-	for i, piece := range m.pieces {
-		if m.types[i] == userPiece {
-			user = append(user, addedToken{ID: int32(i), Content: piece})
-		}
-	}
-	e.user = newAddedMatcher(user)
+	e.user = newAddedMatcher(userPieces{m}, places(m.count, func(place uint32) bool { return m.kind(place) == userPiece }))
 	if err := e.buildModel(); err != nil {
 		return nil, err
 	}
@@ -65,6 +61,11 @@ func (m *spModel) tokenizer() (*Tokenizer, error) {
 	t.decode = func(eager bool) []stage { return []stage{newSPStage(m)} }
 	return t, nil
 }
+
+// userPieces are found in a text before anything else looks at it.
+type userPieces struct{ *spModel }
+
+func (userPieces) flags(uint32) addedFlags { return 0 }
 
 // spEncoder encodes a text as one word.
 type spEncoder struct {
@@ -86,40 +87,50 @@ func (e *spEncoder) buildModel() error {
 	return nil
 }
 
-// buildUnigram gives user-defined pieces the score with which the library
-// prefers them; the other scores are negative.
 func (e *spEncoder) buildUnigram() error {
+	scores := spScores{e.spModel, make([]float32, e.count)}
 	c := unigramConfig{
-		tokens:       e.pieces,
-		scores:       make([]float64, len(e.pieces)),
+		scored:       scores,
+		count:        e.count,
 		unknown:      e.unknown,
 		byteFallback: e.byteFallback,
-		skip:         make([]bool, len(e.pieces)),
 		minScore:     math.MaxFloat32,
 		float32Sums:  true,
-		inTrie: func(id int) bool {
-			switch e.types[id] {
+		inTrie: func(place uint32) bool {
+			switch e.kind(place) {
 			case normalPiece, userPiece, unusedPiece:
 				return true
 			}
 			return false
 		},
 	}
-	for i, score := range e.scores {
-		c.scores[i] = float64(score)
-		switch e.types[i] {
-		case normalPiece:
-			c.minScore = min(c.minScore, float64(score))
-		case userPiece:
-			c.scores[i] = -0.1
-		case unusedPiece:
-			c.skip[i] = true
+	for place := range uint32(e.count) {
+		scores.weights[place] = e.weight(place)
+		if e.kind(place) == normalPiece {
+			c.minScore = min(c.minScore, float64(scores.weights[place]))
 		}
 	}
 	m, err := newUnigram(c)
 	e.model = m
 	return err
 }
+
+// spScores are the pieces of a unigram model with their scores; user-defined
+// ones have the score with which the library prefers them: the others are
+// negative.
+type spScores struct {
+	*spModel
+	weights []float32
+}
+
+func (s spScores) score(place uint32) float64 {
+	if s.kind(place) == userPiece {
+		return -0.1
+	}
+	return float64(s.weights[place])
+}
+
+func (s spScores) chosen(place uint32) bool { return s.kind(place) != unusedPiece }
 
 func (e *spEncoder) encode(dst []int32, text string, o EncodeOptions) ([]int32, error) {
 	s, ok := e.scratch.Get().(*scratch)
@@ -219,61 +230,85 @@ func (e *spEncoder) normalizedPrefix(text string) (mapped string, n int) {
 	return text[:n], n
 }
 
-// scoredBPE merges the neighbours whose joined piece has the best score.
+// scoredBPE merges the neighbours whose joined piece has the best score: a piece
+// is made of any two symbols that spell it. A character that is no piece is the
+// symbol count + character.
 type scoredBPE struct {
 	merger
 	*spModel
 	unknown   int32
 	ids       *index
-	single    *pairTable // the pieces of one character
 	byteToken [256]int32
-	adjacent  *pairTable
+	adjacent  *neighbours
 }
 
-// newScoredBPE writes the scores as merge rules: a piece can be made of any
-// two symbols that spell it, at the rank of its score. A character that is no
-// piece is the symbol len(pieces) + character.
 func newScoredBPE(m *spModel, unknown int32) *scoredBPE {
-	b := &scoredBPE{merger: merger{newPairTable()}, spModel: m, unknown: unknown, ids: indexFor(len(m.pieces))}
-	b.ids.tokens = m.pieces
-	order := make([]int32, 0, len(m.pieces))
-	for i, piece := range m.pieces {
-		switch m.types[i] {
-		case normalPiece, userPiece:
-			b.ids.put(piece, int32(i))
-			order = append(order, int32(i))
-		case bytePiece:
-			value, _ := byteOfToken(piece)
-			b.byteToken[value] = int32(i)
+	whole := func(place uint32) bool {
+		kind := m.kind(place)
+		return kind == normalPiece || kind == userPiece
+	}
+	n := 0
+	for place := range uint32(m.count) {
+		if whole(place) {
+			n++
 		}
 	}
-	slices.SortStableFunc(order, func(x, y int32) int { return cmp.Compare(m.scores[y], m.scores[x]) })
-	rank := int32(-1)
-	for i, id := range order {
-		if i == 0 || m.scores[id] != m.scores[order[i-1]] {
-			rank++
-		}
-		piece := m.pieces[id]
-		for at := range piece {
-			left, okLeft := b.symbol(piece[:at])
-			right, okRight := b.symbol(piece[at:])
-			if okLeft && okRight {
-				b.rules.set(left, right, rank, id)
-			}
+	b := &scoredBPE{spModel: m, unknown: unknown, ids: indexFor(m, n), adjacent: newNeighbours()}
+	b.merger = merger{b}
+	for place := range uint32(m.count) {
+		text := m.text(place)
+		if whole(place) {
+			b.ids.put(text, place)
+			b.adjacent.add(text)
+		} else if m.kind(place) == bytePiece {
+			value, _ := byteOfToken(text)
+			b.byteToken[value] = int32(place)
 		}
 	}
-	b.single = charactersOf(b.ids)
-	b.adjacent = adjacentCharacters(b.ids.all())
 	return b
 }
 
-// symbol returns the symbol of a piece or of one character.
-func (b *scoredBPE) symbol(text string) (int32, bool) {
-	if id, ok := b.ids.id(text); ok {
-		return id, true
+// rule finds the piece that two symbols spell.
+func (b *scoredBPE) rule(left, right int32, s *scratch) (rank uint32, joined int32) {
+	s.spelled = b.appendSpelling(b.appendSpelling(s.spelled[:0], left), right)
+	place, ok := b.ids.place(view(s.spelled))
+	if !ok {
+		return noRank, 0
 	}
-	r, n := utf8.DecodeRuneInString(text)
-	return int32(len(b.pieces)) + r, n > 0 && n == len(text)
+	return rankOf(b.weight(place)), int32(place)
+}
+
+// rankOf orders scores, the best first, in the order of their bits where these
+// are those of a number.
+func rankOf(score float32) uint32 {
+	if score != score {
+		return noRank - 1
+	}
+	u := math.Float32bits(score + 0) // one zero
+	if u>>31 == 0 {
+		return 1<<31 - 1 - u
+	}
+	return u
+}
+
+func (b *scoredBPE) appendSpelling(dst []byte, symbol int32) []byte {
+	if int(symbol) < b.count {
+		return append(dst, b.text(uint32(symbol))...)
+	}
+	return utf8.AppendRune(dst, symbol-int32(b.count))
+}
+
+// symbol is that of a character.
+func (b *scoredBPE) symbol(text string, r rune, s *scratch) int32 {
+	p, known := s.pairs.slot(r, -1) // no symbol has that number
+	if !known {
+		id, ok := b.ids.find(text)
+		if !ok {
+			id = int32(b.count) + r
+		}
+		p.x = uint32(id)
+	}
+	return int32(p.x)
 }
 
 // appendWord cuts where no piece can span, and leaves one unknown id of each
@@ -283,7 +318,7 @@ func (b *scoredBPE) appendWord(dst []int32, word string, s *scratch) ([]int32, e
 	start, last := 0, rune(-1)
 	for i, c := range word {
 		if last >= 0 {
-			if _, _, ok := b.adjacent.get(last, c); !ok {
+			if !b.adjacent.has(last, c) {
 				dst = b.appendPart(dst, word[start:i], s)
 				start = i
 			}
@@ -310,11 +345,7 @@ func (b *scoredBPE) appendPart(dst []int32, part string, s *scratch) []int32 {
 	start := len(dst)
 	s.symbols = s.symbols[:0]
 	for at, r := range part {
-		symbol, _, ok := b.single.get(r, 0)
-		if !ok {
-			symbol, _ = b.symbol(part[at : at+utf8.RuneLen(r)])
-		}
-		s.symbols = append(s.symbols, symbol)
+		s.symbols = append(s.symbols, b.symbol(part[at:at+utf8.RuneLen(r)], r, s))
 	}
 	for _, symbol := range b.merge(s.symbols, s) {
 		dst = b.appendSymbol(dst, symbol)
@@ -326,13 +357,13 @@ func (b *scoredBPE) appendPart(dst []int32, part string, s *scratch) []int32 {
 }
 
 func (b *scoredBPE) appendSymbol(dst []int32, symbol int32) []int32 {
-	if symbol < int32(len(b.pieces)) {
+	if int(symbol) < b.count {
 		return append(dst, symbol)
 	}
 	if !b.byteFallback {
 		return append(dst, b.unknown)
 	}
-	for _, value := range []byte(string(rune(symbol - int32(len(b.pieces))))) {
+	for _, value := range []byte(string(symbol - int32(b.count))) {
 		dst = append(dst, b.byteToken[value])
 	}
 	return dst
@@ -351,12 +382,13 @@ func newSPStage(m *spModel) *spStage {
 }
 
 func (s *spStage) push(out []fragment, f fragment) []fragment {
-	if s.types[f.id] == bytePiece {
+	kind := s.kind(uint32(f.id))
+	if kind == bytePiece {
 		b, _ := byteOfToken(f.text)
 		return s.emit(out, s.utf8.push(string([]byte{b})))
 	}
 	out = s.emit(out, s.utf8.end())
-	switch s.types[f.id] {
+	switch kind {
 	case controlPiece:
 		return out
 	case unknownPiece:

@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"math"
 	"unicode/utf8"
 )
 
@@ -19,11 +20,65 @@ const (
 	bytePiece    pieceType = 6
 )
 
+// spPieces are the pieces of a model; places are ids.
+type spPieces interface {
+	tokens
+	weight(place uint32) float32
+	kind(place uint32) pieceType
+}
+
+// messages are pieces as they stand in the file, which is kept: 5 bytes a piece.
+type messages struct {
+	file  []byte
+	at    []uint32 // of the field of each
+	kinds []uint8  // and 8 times the distance of the text, where that is short and stands behind its length in one byte, else 0
+}
+
+const kindBits = 3
+
+func (m *messages) text(place uint32) string {
+	if from := m.at[place] + uint32(m.kinds[place]>>kindBits); from > m.at[place] {
+		return view(m.file[from : from+uint32(m.file[from-1])])
+	}
+	var text []byte
+	m.fields(place, func(f protoField) {
+		if f.number == 1 {
+			text = f.data
+		}
+	})
+	return view(text)
+}
+
+func (m *messages) id(place uint32) int32 { return int32(place) }
+
+func (m *messages) weight(place uint32) (score float32) {
+	m.fields(place, func(f protoField) {
+		if f.number == 2 {
+			score = f.float()
+		}
+	})
+	return score
+}
+
+func (m *messages) kind(place uint32) pieceType { return pieceType(m.kinds[place] & (1<<kindBits - 1)) }
+
+// fields are those of a message that was read before.
+func (m *messages) fields(place uint32, yield func(protoField)) {
+	piece, _, err := readProtoField(m.file[m.at[place]:])
+	for message := piece.data; err == nil && len(message) > 0; {
+		var f protoField
+		var n int
+		if f, n, err = readProtoField(message); err == nil {
+			yield(f)
+			message = message[n:]
+		}
+	}
+}
+
 // spModel is what decides the ids of a SentencePiece model.
 type spModel struct {
-	pieces []string
-	scores []float32
-	types  []pieceType
+	spPieces
+	count int
 
 	unigram            bool // else BPE
 	byteFallback       bool
@@ -43,10 +98,23 @@ func parseSPModel(data []byte) (*spModel, error) {
 		unigram: true, unknownSurface: " ⁇ ", bos: 1, eos: 2, pad: -1,
 		dummyPrefix: true, removeExtraSpace: true, escapeSpace: true,
 	}
+	if len(data) > math.MaxInt32 {
+		return nil, fmt.Errorf("%d bytes: at most %d are supported", len(data), math.MaxInt32)
+	}
+	if err := protoFields(data, func(f protoField) error {
+		if f.number == 1 {
+			m.count++
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	pieces := &messages{data, make([]uint32, 0, m.count), make([]uint8, 0, m.count)}
+	m.spPieces = pieces
 	err := protoFields(data, func(f protoField) error {
 		switch f.number {
 		case 1:
-			return m.parsePiece(f.data)
+			return pieces.add(f)
 		case 2:
 			return m.parseTrainer(f.data)
 		case 3:
@@ -62,25 +130,33 @@ func parseSPModel(data []byte) (*spModel, error) {
 	return m, m.check()
 }
 
-func (m *spModel) parsePiece(data []byte) error {
-	piece, score, kind := "", float32(0), normalPiece
-	err := protoFields(data, func(f protoField) error {
-		switch f.number {
+// add takes a piece of the file.
+func (m *messages) add(f protoField) error {
+	place, kind, distance := uint32(len(m.at)), int32(normalPiece), 0
+	if err := protoFields(f.data, func(part protoField) error {
+		switch part.number {
 		case 1:
-			piece = string(f.data)
-		case 2:
-			score = f.float()
+			distance = f.end - f.at - len(f.data) + part.end - len(part.data)
+			if n := len(part.data); n == 0 || n > 127 || f.data[part.end-n-1] != byte(n) {
+				distance = 1 << 8
+			}
 		case 3:
-			kind = pieceType(f.int32())
+			kind = part.int32()
 		}
 		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("piece %d: %w", len(m.pieces), err)
+	}); err != nil {
+		return fmt.Errorf("piece %d: %w", place, err)
 	}
-	m.pieces = append(m.pieces, piece)
-	m.scores = append(m.scores, score)
-	m.types = append(m.types, kind)
+	if distance >= 1<<(8-kindBits) {
+		distance = 0
+	}
+	m.at, m.kinds = append(m.at, uint32(f.at)), append(m.kinds, uint8(distance<<kindBits|int(kind)&(1<<kindBits-1)))
+	if kind < 1 || kind > int32(bytePiece) {
+		return fmt.Errorf("piece %d: %q: type %d is unknown", place, m.text(place), kind)
+	}
+	if text := m.text(place); text == "" || !utf8.ValidString(text) {
+		return fmt.Errorf("piece %d: required text, got %q", place, text)
+	}
 	return nil
 }
 
@@ -140,21 +216,18 @@ func parseDenormalizer(data []byte) error {
 
 // check holds the rules that SentencePiece holds when it loads a model.
 func (m *spModel) check() error {
-	if len(m.pieces) == 0 {
+	if m.count == 0 {
 		return fmt.Errorf("pieces: at least one is required, got none")
 	}
-	seen := indexFor(len(m.pieces))
-	seen.tokens = m.pieces
+	seen := indexFor(m, m.count)
 	unknown, bytesFound := 0, 0
-	for i, piece := range m.pieces {
-		if piece == "" || !utf8.ValidString(piece) {
-			return fmt.Errorf("piece %d: required text, got %q", i, piece)
-		}
-		if _, ok := seen.id(piece); ok {
+	for i := range uint32(m.count) {
+		piece := m.text(i)
+		if _, ok := seen.place(piece); ok {
 			return fmt.Errorf("piece %d: %q is there already", i, piece)
 		}
-		seen.put(piece, int32(i))
-		switch m.types[i] {
+		seen.put(piece, i)
+		switch m.kind(i) {
 		case normalPiece, controlPiece, userPiece:
 		case unusedPiece:
 			if !m.unigram {
@@ -167,8 +240,6 @@ func (m *spModel) check() error {
 				return fmt.Errorf("piece %d: %q: a byte piece needs byte_fallback and the form <0xNN>", i, piece)
 			}
 			bytesFound++
-		default:
-			return fmt.Errorf("piece %d: %q: type %d is unknown", i, piece, m.types[i])
 		}
 	}
 	if unknown != 1 {

@@ -86,7 +86,7 @@ func (t *Tokenizer) TokenToID(token string) (int32, bool) { return t.vocab.id(to
 func (t *Tokenizer) IDToToken(id int32) (string, bool) { return t.vocab.token(id) }
 
 // IsSpecial tells whether id is a special token, which Decode can leave out.
-func (t *Tokenizer) IsSpecial(id int32) bool { return t.vocab.special[id] }
+func (t *Tokenizer) IsSpecial(id int32) bool { return t.vocab.isSpecial(id) }
 
 // Special returns the ids with a role.
 func (t *Tokenizer) Special() SpecialIDs {

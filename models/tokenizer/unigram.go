@@ -5,7 +5,6 @@ package tokenizer
 
 import (
 	"fmt"
-	"math"
 	"unicode/utf8"
 )
 
@@ -13,15 +12,21 @@ import (
 const unknownPenalty = 10
 
 type unigram struct {
-	tokens       *pairTable // trie: (node, byte) -> (child, token or -1)
-	scores       []float64
-	skip         []bool // tokens that are never chosen; nil: none
-	unknown      int32  // -1: an unknown character is an error
+	scored
+	tokens       *sorted
+	unknown      int32 // -1: an unknown character is an error
 	unknownToken string
 	unknownScore float64
 	byteFallback bool
 	byteToken    [256]int32
 	float32Sums  bool // sums are rounded as SentencePiece rounds them
+}
+
+// scored are the tokens of a unigram model; places are ids.
+type scored interface {
+	tokens
+	score(place uint32) float64
+	chosen(place uint32) bool // else it is never part of a path
 }
 
 // pathNode is the best path that ends at one byte.
@@ -32,24 +37,21 @@ type pathNode struct {
 }
 
 type unigramConfig struct {
-	tokens       []string
-	scores       []float64
+	scored
+	count        int
 	unknown      int32
 	byteFallback bool
-	inTrie       func(id int) bool // nil: every token
-	skip         []bool
+	inTrie       func(place uint32) bool // nil: every token that is not empty
 	minScore     float64
 	float32Sums  bool
 }
 
 func newUnigram(c unigramConfig) (*unigram, error) {
-	if int(c.unknown) >= len(c.tokens) {
-		return nil, fmt.Errorf("Unigram: unk_id %d is past the vocabulary of %d", c.unknown, len(c.tokens))
+	if int(c.unknown) >= c.count {
+		return nil, fmt.Errorf("Unigram: unk_id %d is past the vocabulary of %d", c.unknown, c.count)
 	}
 	m := &unigram{
-		tokens:       newPairTable(),
-		scores:       c.scores,
-		skip:         c.skip,
+		scored:       c.scored,
 		unknown:      c.unknown,
 		unknownScore: c.minScore - unknownPenalty,
 		byteFallback: c.byteFallback,
@@ -61,49 +63,19 @@ func newUnigram(c unigramConfig) (*unigram, error) {
 	for b := range m.byteToken {
 		m.byteToken[b] = -1
 	}
-	if c.unknown >= 0 && (c.inTrie == nil || c.inTrie(int(c.unknown))) {
-		m.unknownToken = c.tokens[c.unknown]
+	found := func(place uint32) bool {
+		return (c.inTrie == nil || c.inTrie(place)) && c.text(place) != ""
 	}
-	nodes := int32(1)
-	for id, token := range c.tokens {
-		if len(token) == 6 && token[:3] == "<0x" {
-			for b := range 256 {
-				if token == byteToken(byte(b)) {
-					m.byteToken[b] = int32(id)
-				}
-			}
-		}
-		if c.inTrie == nil || c.inTrie(id) {
-			nodes = m.insert(token, int32(id), nodes)
+	if c.unknown >= 0 && (c.inTrie == nil || c.inTrie(uint32(c.unknown))) {
+		m.unknownToken = c.text(uint32(c.unknown))
+	}
+	for place := range uint32(c.count) {
+		if b, ok := byteOfToken(c.text(place)); ok && c.text(place) == byteToken(b) {
+			m.byteToken[b] = int32(place)
 		}
 	}
+	m.tokens = sortedOf(c.scored, places(c.count, found))
 	return m, nil
-}
-
-func (m *unigram) insert(token string, id, nodes int32) int32 {
-	node := int32(0)
-	for i := range len(token) {
-		child, leaf, ok := m.tokens.get(node, int32(token[i]))
-		if !ok {
-			child, leaf = nodes, -1
-			nodes++
-		}
-		if i == len(token)-1 {
-			leaf = id
-		}
-		m.tokens.set(node, int32(token[i]), child, leaf)
-		node = child
-	}
-	return nodes
-}
-
-// lowestScore of scores, +Inf if there are none.
-func lowestScore(scores []float64) float64 {
-	low := math.Inf(1)
-	for _, s := range scores {
-		low = min(low, s)
-	}
-	return low
 }
 
 func (m *unigram) appendWord(dst []int32, word string, s *scratch) ([]int32, error) {
@@ -131,17 +103,20 @@ func (m *unigram) best(dst []int32, text string, s *scratch) ([]int32, error) {
 	for at := 0; at < len(text); {
 		_, size := utf8.DecodeRuneInString(text[at:])
 		single := false // a token is exactly this character
-		node := int32(0)
+		from, to := uint32(0), uint32(len(m.tokens.order))
 		for i := at; i < len(text); i++ {
-			child, id, ok := m.tokens.get(node, int32(text[i]))
-			if !ok {
+			whole := false
+			if from, to, whole = m.step(from, to, i-at, text[i], s); from == to {
 				break
 			}
-			node = child
-			if id < 0 || m.skip != nil && m.skip[id] {
+			if !whole {
 				continue
 			}
-			m.offer(&nodes[i+1], nodes[at].score+m.scores[id], int32(at), id)
+			place := m.tokens.order[from]
+			if !m.chosen(place) {
+				continue
+			}
+			m.offer(&nodes[i+1], nodes[at].score+m.score(place), int32(at), int32(place))
 			single = single || i+1-at == size
 		}
 		if !single {
@@ -153,6 +128,25 @@ func (m *unigram) best(dst []int32, text string, s *scratch) ([]int32, error) {
 		at += size
 	}
 	return m.trace(dst, text, nodes), nil
+}
+
+// step is narrow, and tells whether the first token of the range is all that the
+// range has in common, from the cache where that is there: the tokens from from on
+// that begin alike are one range for each depth.
+func (m *unigram) step(from, to uint32, depth int, c byte, s *scratch) (_, _ uint32, whole bool) {
+	const wholeBit = 1 << 31
+	p := &pairSlot{}
+	known := false
+	if depth < 1<<22 {
+		p, known = s.pairs.slot(int32(from), int32(depth<<8|int(c)))
+	}
+	if !known {
+		p.x, p.y = m.tokens.narrow(from, to, depth, c)
+		if p.x < p.y && len(m.text(m.tokens.order[p.x])) == depth+1 {
+			p.y |= wholeBit
+		}
+	}
+	return p.x, p.y &^ wholeBit, p.y&wholeBit != 0
 }
 
 func (m *unigram) round(score float64) float64 {

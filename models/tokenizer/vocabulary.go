@@ -3,64 +3,65 @@
 package tokenizer
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 )
 
-// vocabulary maps both ways. Ids may be anywhere: those near the others are
-// kept in a list, a huge one costs one entry.
+// vocabulary maps both ways: what the model has, and the added tokens, which go
+// first. Ids may be anywhere: those near the others are in a list, one far away
+// costs one entry.
 type vocabulary struct {
-	model   func() *index    // the ids of the model's tokens; nil: all are in ids
-	ids     map[string]int32 // the others, which go first
-	dense   []string
-	shared  bool     // the model has dense too, so what it holds stays
-	room    int      // how many tokens are to come
-	present []uint64 // bits: ids of dense that are tokens
-	sparse  map[int32]string
-	count   int
-	special map[int32]bool
+	tokens
+	find  func(text string) (int32, bool) // of the model
+	count int                             // ids that are tokens
+	near  []uint32                        // by id, place + 1; nil: places are ids
+	limit int                             // without near: how many
+	far   []idPlace                       // in the order of ids
+
+	added   added
+	special []uint32 // ids of the model's, in order
 }
 
-// denseSlack is how far past twice the number of tokens the list may reach.
-const denseSlack = 1024
-
-func newVocabulary() vocabulary {
-	return vocabulary{ids: map[string]int32{}, sparse: map[int32]string{}, special: map[int32]bool{}}
+type idPlace struct {
+	id    int32
+	place uint32
 }
 
-// listed is the vocabulary of tokens whose ids are their places; it keeps the
-// list. Few callers ask for the id of a token, so that index is made for those.
-func listed(tokens []string) vocabulary {
-	v := newVocabulary()
-	v.model = sync.OnceValue(func() *index { return newIndex(tokens) })
-	v.dense, v.shared, v.count = tokens, true, len(tokens)
-	for n := len(tokens); n > 0; n -= 64 {
-		v.present = append(v.present, ^uint64(0)>>max(64-n, 0))
-	}
-	return v
+// nearSlack is how far past twice the number of tokens the list may reach.
+const nearSlack = 1024
+
+// listed is the vocabulary of n tokens whose ids are their places. Few callers
+// ask for the id of a token, so what finds it is made for those.
+func listed(t tokens, n int, finder func() func(string) (int32, bool)) vocabulary {
+	make := sync.OnceValue(finder)
+	return vocabulary{tokens: t, count: n, limit: n, find: func(text string) (int32, bool) { return make()(text) }}
 }
 
-// readModel reads the vocab of a BPE model, which becomes the model's part of
-// an empty vocabulary. Of two ids for a token the last counts; of two tokens
-// with an id the last is shown.
-func (v *vocabulary) readModel(raw []byte) (*index, error) {
+// listedTexts is listed for a list of texts.
+func listedTexts(l list) vocabulary {
+	return listed(l, len(l), func() func(string) (int32, bool) { return newIndex(l).find })
+}
+
+// readModel reads the vocab of a BPE model. Of two ids for a token the last
+// counts; of two tokens with an id the last is shown.
+func readModel(raw []byte) (vocabulary, *index, error) {
 	count, size := 0, 0
-	if err := members(raw, func(key, _ []byte) error {
+	if err := members(raw, func(key, value []byte) error {
 		count++
-		size += len(key)
+		size += len(key) + numberSize(len(key)) + idSize(len(value))
 		return nil
 	}); err != nil {
-		return nil, err
+		return vocabulary{}, nil, err
 	}
-	x := indexFor(count)
-	v.dense, v.present, v.room = make([]string, 0, count), make([]uint64, 0, count/64+1), count
-	var text strings.Builder // of all tokens, one after the other
-	text.Grow(size)
-	err := members(raw, func(key, value []byte) error {
+	var out growing
+	out.Grow(size)
+	x := indexFor(&out, count)
+	most := int32(-1)
+	if err := members(raw, func(key, value []byte) error {
 		token, err := unquoted(key)
 		if err != nil {
 			return err
@@ -72,97 +73,119 @@ func (v *vocabulary) readModel(raw []byte) (*index, error) {
 		if id < 0 {
 			return fmt.Errorf("token %q has the negative id %d", token, id)
 		}
-		if earlier, ok := x.find(token); ok {
-			x.remove(token)
-			if shown, _ := v.token(earlier); shown == string(token) {
-				v.drop(earlier)
-			}
+		place := uint32(out.Len())
+		putToken(&out.Builder, token, id)
+		x.put(out.text(place), place)
+		if int(id) < 2*count+nearSlack {
+			most = max(most, id)
 		}
-		if shown, ok := v.token(id); ok {
-			x.remove([]byte(shown))
-			x.other[shown] = id
-		}
-		from := text.Len()
-		text.Write(token)
-		v.rename(id, text.String()[from:])
-		x.tokens = v.dense
-		x.add(text.String()[from:], id)
 		return nil
-	})
-	v.shared = true
-	v.model = func() *index { return x }
-	return x, err
+	}); err != nil {
+		return vocabulary{}, nil, err
+	}
+	all := blob(out.String())
+	x.tokens = all
+	v := vocabulary{tokens: all, find: x.find, near: make([]uint32, most+1)}
+	far := 0
+	for place := uint32(0); place < uint32(len(all)); place = all.next(place) {
+		id := all.id(place)
+		switch now, _ := x.place(all.text(place)); {
+		case now != place: // it has another id
+		case int(id) < len(v.near):
+			v.near[id] = place + 1
+		default:
+			far++
+		}
+	}
+	v.far = make([]idPlace, 0, far)
+	for place := uint32(0); far > 0 && place < uint32(len(all)); place = all.next(place) {
+		id := all.id(place)
+		if now, _ := x.place(all.text(place)); now == place && int(id) >= len(v.near) {
+			v.far = append(v.far, idPlace{id, place})
+		}
+	}
+	v.far = lastOfEach(v.far, func(x idPlace) int32 { return x.id })
+	v.count = len(v.far)
+	for _, place := range v.near {
+		if place > 0 {
+			v.count++
+		}
+	}
+	return v, x, nil
 }
 
-// drop takes an id out.
-func (v *vocabulary) drop(id int32) {
-	if _, far := v.sparse[id]; far {
-		delete(v.sparse, id)
-	} else {
-		v.dense[id] = ""
-		v.present[id/64] &^= 1 << (id % 64)
+// lastOfEach sorts a list by id and keeps the last of those with one id.
+func lastOfEach[E any](l []E, id func(E) int32) []E {
+	slices.SortStableFunc(l, func(x, y E) int { return cmp.Compare(id(x), id(y)) })
+	kept := l[:0]
+	for i, x := range l {
+		if i+1 == len(l) || id(l[i+1]) != id(x) {
+			kept = append(kept, x)
+		}
 	}
-	v.count--
+	return kept
 }
+
+// idSize bounds the bytes of a number in a blob by its digits.
+func idSize(digits int) int { return (digits*10/3 + 7) / 7 }
 
 // readID reads a number as encoding/json reads an int32.
-func readID(raw []byte) (id int32, err error) {
+func readID(raw []byte) (int32, error) {
 	if n, err := strconv.ParseInt(string(raw), 10, 32); err == nil {
 		return int32(n), nil
 	}
-	err = json.Unmarshal(raw, &id)
+	var id int32
+	err := json.Unmarshal(raw, &id)
 	return id, err
 }
 
-// add puts a token at id, which is not negative.
-func (v *vocabulary) add(token string, id int32) {
-	v.ids[token] = id
-	v.rename(id, token)
-}
+func (v *vocabulary) size() int { return v.count + v.added.more }
 
-// rename sets what id is shown as.
-func (v *vocabulary) rename(id int32, token string) {
-	if _, ok := v.token(id); !ok {
-		v.count++
-	}
-	if _, far := v.sparse[id]; far || int(id) > 2*max(v.count, v.room)+denseSlack {
-		v.sparse[id] = token
-		return
-	}
-	for len(v.dense) <= int(id) {
-		v.dense = append(v.dense, "")
-	}
-	for len(v.present) <= int(id)/64 {
-		v.present = append(v.present, 0)
-	}
-	if v.shared && v.dense[id] != token && v.present[id/64]>>(id%64)&1 == 1 {
-		v.dense, v.shared = slices.Clone(v.dense), false
-	}
-	v.dense[id] = token
-	v.present[id/64] |= 1 << (id % 64)
-}
-
-func (v *vocabulary) size() int { return v.count }
-
+// id is that of a token.
 func (v *vocabulary) id(token string) (int32, bool) {
-	id, ok := v.ids[token]
-	if !ok && v.model != nil {
-		return v.model().id(token)
+	if id, ok := v.added.find(token); ok {
+		return id, true
 	}
-	return id, ok
+	return v.find(token)
 }
 
-func (v *vocabulary) token(id int32) (string, bool) {
-	if id >= 0 && int(id) < len(v.dense) && v.present[id/64]>>(id%64)&1 == 1 {
-		return v.dense[id], true
+// own is the token that the model has at an id.
+func (v *vocabulary) own(id int32) (string, bool) {
+	switch {
+	case id < 0:
+	case v.near == nil && int(id) < v.limit:
+		return v.text(uint32(id)), true
+	case int(id) < len(v.near):
+		if place := v.near[id]; place > 0 {
+			return v.text(place - 1), true
+		}
+	default:
+		if i, ok := slices.BinarySearchFunc(v.far, id, func(x idPlace, id int32) int { return cmp.Compare(x.id, id) }); ok {
+			return v.text(v.far[i].place), true
+		}
 	}
-	token, ok := v.sparse[id]
-	return token, ok
+	return "", false
+}
+
+// token is what an id is shown as.
+func (v *vocabulary) token(id int32) (string, bool) {
+	if t := v.added.of(id); t != nil {
+		return v.added.text(t), true
+	}
+	return v.own(id)
+}
+
+func (v *vocabulary) isSpecial(id int32) bool {
+	if t := v.added.of(id); t != nil {
+		return t.special
+	}
+	_, ok := slices.BinarySearch(v.special, uint32(id))
+	return ok
 }
 
 // shown is token for an id that takes part in a decoding.
 func (v *vocabulary) shown(id int32, skipSpecial bool) (string, bool) {
-	if skipSpecial && v.special[id] {
+	if skipSpecial && v.isSpecial(id) {
 		return "", false
 	}
 	return v.token(id)
