@@ -174,6 +174,11 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	}
 	defer m.Close() // only read
 	if m.Tokenizer == nil {
+		if m.Metadata == nil { // a folder: tells what is there in its place
+			if _, err := tokenizer.Open(s.model); err != nil {
+				return fmt.Errorf("-model: %w", err)
+			}
+		}
 		return fmt.Errorf("-model: %s has no tokenizer", s.model)
 	}
 	var ids []int32 // of a prompt to continue

@@ -173,7 +173,7 @@ func (t *Tokenizer) addTokens(p *pipeline, raw []byte) error {
 	}
 	plain := func(place uint32) bool { return a.written.flags(place)&normalizedToken == 0 }
 	p.added = newAddedMatcher(&a.written, places(count, plain))
-	p.addedNormalized = newAddedMatcher(&a.normal, places(len(a.normal.list), func(uint32) bool { return true }))
+	p.addedNormalized = newAddedMatcher(&a.normal, places(len(a.normal.list), func(place uint32) bool { return a.normal.text(place) != "" }))
 	return nil
 }
 
@@ -230,9 +230,7 @@ func (t *Tokenizer) showAdded(p *pipeline, normalized, room int) error {
 			if err != nil {
 				return fmt.Errorf("%q: %w", text, err)
 			}
-			if text = normal; text == "" {
-				continue
-			}
+			text = normal
 			if room -= len(text); room < 0 {
 				return fmt.Errorf("normalized they take more than the file: the last is %q", shortened([]byte(text)))
 			}

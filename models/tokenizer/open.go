@@ -55,5 +55,18 @@ func openFolder(dir string) (*Tokenizer, error) {
 		}
 		return t, nil
 	}
+	if found := otherKinds(dir); found != "" {
+		return nil, fmt.Errorf("tokenizer: %s: %s is a tokenizer of a kind that is not supported: required tokenizer.json or tokenizer.model", dir, found)
+	}
 	return nil, fmt.Errorf("tokenizer: %s: required tokenizer.json or tokenizer.model, found neither", dir)
+}
+
+// otherKinds names the first tokenizer of another kind in a folder.
+func otherKinds(dir string) string {
+	for _, pattern := range []string{"vocab.json", "vocab.txt", "tekken.json", "*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece.bpe.model"} {
+		if found, err := filepath.Glob(filepath.Join(dir, pattern)); err == nil && len(found) > 0 {
+			return filepath.Base(found[0])
+		}
+	}
+	return ""
 }

@@ -7,6 +7,7 @@ package tokenizer
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -16,10 +17,17 @@ import (
 // spaceMark stands for a space inside pieces.
 const spaceMark = "▁"
 
+// ranks matches the first line of a file of tiktoken: a token in base64 and its
+// rank.
+var ranks = regexp.MustCompile(`\A[A-Za-z0-9+/]+=* [0-9]+\n`)
+
 // FromSentencePiece opens the contents of a SentencePiece model file, BPE or
 // unigram. The tokenizer keeps data, which must not change.
 func FromSentencePiece(data []byte) (*Tokenizer, error) {
 	m, err := parseSPModel(data)
+	if err != nil && ranks.Match(data[:min(len(data), 1<<10)]) {
+		err = fmt.Errorf("a list of ranks (tiktoken) is not supported: required a SentencePiece model")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer.model: %w", err)
 	}
