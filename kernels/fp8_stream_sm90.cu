@@ -21,13 +21,14 @@ template <class T, int COLS, bool BLOCK> struct Weights {
     else f(T(), T());
   }
   template <class Release, class OfW, class OfX>
-  static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, Release release, OfW of_w, OfX of_x) {
+  static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, uint32_t second, Release release, OfW of_w, OfX of_x) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     uint32_t a[2][4][4];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+      if (i && !second) break;
       float part[COLS / 2];
-      const uint32_t row = w + (i * 64 + warp * 16 + lane % 16) * 128;
+      const uint32_t row = w + i * second + (warp * 16 + lane % 16) * 128;
 #pragma unroll
       for (int q = 0; q < 2; q++) {
         if (!BLOCK && i) wgmma_wait<1>();  // the fragments of two groups ago are free
@@ -55,10 +56,10 @@ template <class T, int COLS, bool BLOCK> struct Weights {
       if (BLOCK) {
         wgmma_wait<0>();
         wgmma_pin(part);
-        if (i == 1) release();
-        const float f = of_w(i);
+        if (i == 1 || !second) release();
+        const float f[2] = {of_w(i, 0), of_w(i, 1)};
 #pragma unroll
-        for (int j = 0; j < COLS / 2; j++) d[i][j] += f * part[j];
+        for (int j = 0; j < COLS / 2; j++) d[i][j] += f[j / 2 % 2] * part[j];
       }
     }
     if (!BLOCK) {
@@ -81,60 +82,58 @@ template <int COLS, bool BLOCK> struct Both {
     else f(Codes(), bf16());
   }
   template <class Release, class OfW, class OfX>
-  static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, Release release, OfW of_w, OfX of_x) {
+  static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, uint32_t second, Release release, OfW of_w, OfX of_x) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+      if (i && !second) break;
       float part[COLS / 2];
       wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < 4; j++) Wgmma8<e4m3, e4m3, COLS>::shared(part, descriptor(w + i * 8192 + j * 32), descriptor(x + j * 32), j);
+      for (int j = 0; j < 4; j++) Wgmma8<e4m3, e4m3, COLS>::shared(part, descriptor(w + i * second + j * 32), descriptor(x + j * 32), j);
       wgmma_commit();
       wgmma_pin(part);
       wgmma_wait<0>();
       wgmma_pin(part);
-      if (i == 1) release();
-      const float fw = BLOCK ? of_w(i) : 1.f;
+      if (i == 1 || !second) release();
+      const float f[2] = {BLOCK ? of_w(i, 0) : 1.f, BLOCK ? of_w(i, 1) : 1.f};
 #pragma unroll
       for (int j = 0; j < COLS / 4; j++) {
-        const float f = BLOCK ? fw * of_x(j) : 1.f;
+        const float fx = BLOCK ? of_x(j) : 1.f;
         const int at = j / 2 * 4 + j % 2;
-        d[i][at] += f * part[at];
-        d[i][at + 2] += f * part[at + 2];
+        d[i][at] += BLOCK ? fx * f[0] * part[at] : part[at];
+        d[i][at + 2] += BLOCK ? fx * f[1] * part[at + 2] : part[at + 2];
       }
     }
   }
 };
-#define BODY(COLS, STAGES, DUAL, ...) stream<__VA_ARGS__, COLS, STAGES, DUAL>(x, w, p)
+
+#define BODY(COLS, DUAL, ...) stream<__VA_ARGS__, COLS, DUAL>(x, w, p)
 #else
-#define BODY(COLS, STAGES, DUAL, ...)
+#define BODY(COLS, DUAL, ...)
 #endif
 
-#define KERNEL(NAME, COLS, STAGES, BLOCKS, DUAL, ...)                                                                     \
-  extern "C" __global__ void __launch_bounds__(288, BLOCKS) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x,      \
-                                                                              const __grid_constant__ CUtensorMap w,      \
-                                                                              const __grid_constant__ Params p) {         \
-    BODY(COLS, STAGES, DUAL, __VA_ARGS__);                                                                                \
+#define KERNEL(NAME, COLS, DUAL, ...)                                                                                \
+  extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x,      \
+                                                                         const __grid_constant__ CUtensorMap w,      \
+                                                                         const __grid_constant__ Params p) {         \
+    BODY(COLS, DUAL, __VA_ARGS__);                                                                                   \
   }
-#define WEIGHTS(T, COLS, STAGES, BLOCKS)                                                        \
-  KERNEL(T##_##COLS, COLS, STAGES, BLOCKS, false, Weights<T, COLS, false>)                      \
-  KERNEL(T##_##COLS##_swiglu, COLS, STAGES, BLOCKS, true, Weights<T, COLS, false>)
-#define WEIGHTS_BLOCK(T, COLS, STAGES, BLOCKS)                                                  \
-  KERNEL(T##_##COLS##_block, COLS, STAGES, BLOCKS, false, Weights<T, COLS, true>)               \
-  KERNEL(T##_##COLS##_block_swiglu, COLS, STAGES, BLOCKS, true, Weights<T, COLS, true>)
-#define BOTH(COLS, STAGES, BLOCKS)                                                              \
-  KERNEL(e4m3_##COLS, COLS, STAGES, BLOCKS, false, Both<COLS, false>)                           \
-  KERNEL(e4m3_##COLS##_swiglu, COLS, STAGES, BLOCKS, true, Both<COLS, false>)                   \
-  KERNEL(e4m3_##COLS##_block, COLS, STAGES, BLOCKS, false, Both<COLS, true>)                    \
-  KERNEL(e4m3_##COLS##_block_swiglu, COLS, STAGES, BLOCKS, true, Both<COLS, true>)
-#define ALL_WEIGHTS(T)          \
-  WEIGHTS(T, 16, 3, 2)          \
-  WEIGHTS(T, 32, 2, 2)          \
-  WEIGHTS(T, 64, 4, 1)          \
-  WEIGHTS_BLOCK(T, 16, 3, 2)    \
-  WEIGHTS_BLOCK(T, 32, 5, 1)    \
-  WEIGHTS_BLOCK(T, 64, 4, 1)
-ALL_WEIGHTS(bf16)
-ALL_WEIGHTS(f16)
-BOTH(16, 3, 2)
-BOTH(32, 3, 2)
-BOTH(64, 5, 1)
+#define WEIGHTS(T, COLS)                                                          \
+  KERNEL(T##_##COLS, COLS, false, Weights<T, COLS, false>)                        \
+  KERNEL(T##_##COLS##_swiglu, COLS, true, Weights<T, COLS, false>)                \
+  KERNEL(T##_##COLS##_block, COLS, false, Weights<T, COLS, true>)                 \
+  KERNEL(T##_##COLS##_block_swiglu, COLS, true, Weights<T, COLS, true>)
+#define BOTH(COLS)                                                                \
+  KERNEL(e4m3_##COLS, COLS, false, Both<COLS, false>)                             \
+  KERNEL(e4m3_##COLS##_swiglu, COLS, true, Both<COLS, false>)                     \
+  KERNEL(e4m3_##COLS##_block, COLS, false, Both<COLS, true>)                      \
+  KERNEL(e4m3_##COLS##_block_swiglu, COLS, true, Both<COLS, true>)
+WEIGHTS(bf16, 16)
+WEIGHTS(bf16, 32)
+WEIGHTS(bf16, 64)
+WEIGHTS(f16, 16)
+WEIGHTS(f16, 32)
+WEIGHTS(f16, 64)
+BOTH(16)
+BOTH(32)
+BOTH(64)

@@ -1,213 +1,244 @@
 // The loop of products of few rows on Hopper, whose time is that of reading w once. Kernels differ in what multiplies a stage.
 //
-// The roles are swapped: 256 rows of w are the rows of the wgmma tile and the COLS tokens its columns. The work, (row tile,
-// step along k), is cut into equal runs, one for each block of a grid of up to all multiprocessors. One warp keeps a ring of
-// stages filled (w 256 rows of 128 bytes, and x). Two warpgroups own 128 rows each, as two tiles of 64. A row tile that spans
-// several blocks is summed in f32 by the block that has its first step, in order of the blocks: the others write theirs to
-// the scratch at the start of their run and raise a flag, which the reader lowers. The cuts depend on N, K and the number of
-// blocks, not on M, so a token's sums do not depend on how many tokens share the launch.
-// A block takes at most half of a multiprocessor where its ring is short: the next launch then fills its ring with weights
-// while this one ends.
-// With DUAL, w is [2F,K]: each warpgroup holds 64 rows of the first half and the matching 64 of the second, and y[M,F] is
-// silu(first) * second.
-// Design read: Osama et al. 2023 (Stream-K).
+// The roles are swapped: rows of w are the rows of the wgmma tile and the COLS tokens its columns. A cluster of two blocks owns
+// `tiles` tiles of w, one or two wgmma tiles of up to 64 rows each, of which the first `rows` count. Each block takes half of k:
+// one warp keeps a ring of stages filled (128 bytes of k of a tile's rows, and of x), of which two warpgroups take turns.
+// At the end of a tile each of the four warpgroups of the cluster gets a quarter of the sums from the other three through
+// distributed shared memory, adds them up in a fixed order and finishes them. The cuts depend on N and K, not on M, so a token's
+// sums do not depend on how many tokens share the launch.
+// Weights never depend on the launch in front: the ring is full of them before that has ended.
+// With DUAL, w is [2F,K]: the first wgmma tile is of the first half and the second the matching rows of the second, and y[M,F]
+// is silu(first) * second.
 #pragma once
 #include "fp8.cuh"
+#include "grid.cuh"
 #include "wgmma_fp8.cuh"
 
 namespace {
 struct Params {
   Sink sink;
   Steps steps;
-  float* scratch;  // [blocks][256][COLS]
-  int* flags;      // [blocks], zero before and after
-  int m, n, k;     // n counts columns of y
-  int early;       // w may be read before the launch in front has ended
+  int m, n, k;  // n counts columns of y
+  int early;    // w may be read before the launch in front has ended
+  int rows, pair, tiles, stages;  // of a wgmma tile that count, a multiple of 8; wgmma tiles of a tile, 1 or 2; of a cluster; of the ring
 };
+constexpr int MAX_STAGES = 24, CLUSTER = 2;
 }  // namespace
 
 #ifdef SEAFAN_HOPPER
-__device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Evict first: the weights are not read again before everything else is.
+__device__ __forceinline__ void copy_first2(void* dst, const CUtensorMap* m, uint64_t* bar, int x, int y, uint64_t policy) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(dst)), "l"(m),
+               "r"(shared_address(bar)), "r"(x), "r"(y), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t remote_address(const void* p, uint32_t block) {
+  uint32_t r;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(p)), "r"(block));
+  return r;
+}
+// Floats to a block of the cluster; its barrier counts the bytes.
+__device__ __forceinline__ void store_remote(uint32_t to, float a, float b, uint32_t bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a), "f"(b), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void store_remote(uint32_t to, float a, float b, float c, float d, uint32_t bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Math has BK, the k of a stage; XTILES, the boxes of 128 bytes that x comes in; Bias, its type; STEPS, whether operands are codes; step(d, w, x, release,
-// of_w, of_x), which adds a stage's product to d and calls release when it no longer reads the stage; and dispatch(out, f), which
-// calls f with the types of the result and of the residual.
-template <class Math, int COLS, int STAGES, bool DUAL>
+// Math has BK, the k of a stage; XTILES, the boxes of 128 bytes that x comes in; Bias, its type; STEPS, whether operands are codes;
+// step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the second wgmma tile, unless `second` is 0, lies
+// that many bytes behind the first) and calls release when it no longer reads the stage; and dispatch(out, f), which calls f with
+// the types of the result and of the residual.
+template <class Math, int COLS, bool DUAL>
 __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMap& wmap, const Params& p) {
-  constexpr int ROWS = 256, BK = Math::BK, W = ROWS * 128, X = Math::XTILES * COLS * 128, STAGE = W + X, OUT = DUAL ? ROWS / 2 : ROWS;
+  // A quarter of a warpgroup's sums: floats of a thread for each of the two wgmma tiles, bytes.
+  constexpr int PART = COLS == 8 ? 1 : COLS / 8, PART_BYTES = PART * 2 * 4 * 128;
+  constexpr int BK = Math::BK, X = Math::XTILES * COLS * 128;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ uint64_t full[STAGES], empty[STAGES];
+  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES], received[2], freed[2];
   __shared__ float x_steps[Math::STEPS ? COLS : 1];
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  const int W = p.rows * p.pair * 128, STAGE = W + X;
+  const int rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER;
   if (threadIdx.x == 0) {
     prefetch_map(&xmap);
     prefetch_map(&wmap);
-    for (int i = 0; i < STAGES; i++) {
+    for (int i = 0; i < p.stages; i++) {
       barrier_init(full + i, 1);
-      barrier_init(empty + i, 2);
+      barrier_init(empty + i, 1);
+    }
+    for (int i = 0; i < 2; i++) {
+      barrier_init(received + i, 1);
+      barrier_init(freed + i, 3);
     }
     barrier_init_fence();
+    for (int i = 0; i < 2; i++) barrier_expect(received + i, 3 * PART_BYTES);
   }
   __syncthreads();
-  launch_next();
-  const int steps = (p.k + BK - 1) / BK, tiles = (p.n + OUT - 1) / OUT;
-  const int total = tiles * steps, blocks = gridDim.x;
-  const int first = (long)total * blockIdx.x / blocks, end = (long)total * (blockIdx.x + 1) / blocks;
+  grid_launch();
+  const int steps = (p.k + BK - 1) / BK, k_first = steps * rank / CLUSTER, count = steps * (rank + 1) / CLUSTER - k_first;
+  const int tile_rows = DUAL ? p.rows : p.rows * p.pair, row_first = cluster * p.tiles * tile_rows;
+  const int tiles = min(p.tiles, (p.n - row_first + tile_rows - 1) / tile_rows);
   if (threadIdx.x >= 256) {
+    cluster_arrive();
     if (threadIdx.x == 256) {
-      auto load_w = [&](int unit, int slot) {
+      uint64_t policy;
+      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+      auto load_w = [&](int tile, int s, int slot) {
         unsigned char* w = ring + slot * STAGE;
-        const int row = unit / steps * OUT, k = unit % steps * BK;
+        const int row = row_first + tile * tile_rows, k = (k_first + s) * BK;
         barrier_expect(full + slot, STAGE);
-        if (DUAL) {
-          copy_tensor2(w, &wmap, full + slot, k, row);
-          copy_tensor2(w + W / 4, &wmap, full + slot, k, p.n + row);
-          copy_tensor2(w + W / 2, &wmap, full + slot, k, row + 64);
-          copy_tensor2(w + 3 * W / 4, &wmap, full + slot, k, p.n + row + 64);
-        } else {
-          copy_tensor2(w, &wmap, full + slot, k, row);
-        }
+        copy_first2(w, &wmap, full + slot, k, row, policy);
+        if (DUAL) copy_first2(w + W / 2, &wmap, full + slot, k, p.n + row, policy);
       };
-      auto load_x = [&](int unit, int slot) {
+      auto load_x = [&](int s, int slot) {
 #pragma unroll
         for (int i = 0; i < Math::XTILES; i++)
-          copy_tensor2(ring + slot * STAGE + W + i * COLS * 128, &xmap, full + slot, unit % steps * BK + i * (BK / Math::XTILES), 0);
+          copy_tensor2(ring + slot * STAGE + W + i * COLS * 128, &xmap, full + slot, (k_first + s) * BK + i * (BK / Math::XTILES), 0);
       };
-      // Weights never depend on the launch in front: a ring of them is on its way before it has ended.
-      const int primed = min(end, first + STAGES);
-      if (!p.early) wait_previous();
-      for (int unit = first; unit < primed; unit++) load_w(unit, unit - first);
-      if (p.early) wait_previous();
-      for (int unit = first; unit < primed; unit++) load_x(unit, unit - first);
-      int slot = 0, parity = 0;
-      for (int unit = primed; unit < end; unit++) {
+      const int total = tiles * count, primed = min(p.stages, total);
+      if (!p.early) grid_block();
+      for (int tile = 0, s = 0, slot = 0; slot < primed; slot++) {
+        load_w(tile, s, slot);
+        if (++s == count) s = 0, tile++;
+      }
+      if (p.early) grid_block();
+      int tile = 0, s = 0;
+      for (int slot = 0; slot < primed; slot++) {
+        load_x(s, slot);
+        if (++s == count) s = 0, tile++;
+      }
+      int slot = primed == p.stages ? 0 : primed, parity = 0;
+      for (int unit = primed; unit < total; unit++) {
         barrier_wait(empty + slot, parity);
-        load_w(unit, slot);
-        load_x(unit, slot);
-        if (++slot == STAGES) slot = 0, parity ^= 1;
+        load_w(tile, s, slot);
+        load_x(s, slot);
+        if (++slot == p.stages) slot = 0, parity ^= 1;
+        if (++s == count) s = 0, tile++;
       }
     }
     return;
   }
-  wait_previous();
+  cluster_arrive();
+  grid_block();
   if (Math::STEPS) {
     if (threadIdx.x < COLS) x_steps[threadIdx.x] = p.steps.x && threadIdx.x < p.m ? p.steps.x[(long)threadIdx.x * p.steps.x_row] : 1.f;
-    asm volatile("bar.sync 1, 256;" ::: "memory");
+    asm volatile("bar.sync 3, 256;" ::: "memory");
   }
+  cluster_wait();
   const int wg = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int mine = threadIdx.x;
-  int slot = 0, parity = 0;
-  // The flag follows the partial sums some steps later: by then they are written, and the fence does not stop the stream.
-  bool owed = false;
-  auto pay = [&]() {
-    __threadfence();
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-    if (mine == 0) atomicExch(p.flags + blockIdx.x, 1);
-    owed = false;
-  };
+  const int mine = threadIdx.x % 128;
+  unsigned char* sums = ring + p.stages * STAGE;  // of each warpgroup: from the three behind it, float2 or float4 [PART / 2][128]
+  int slot = wg % p.stages, parity = wg / p.stages & 1, at = wg;
   float amax = 0.f;
-  for (int unit = first; unit < end;) {
-    const int tile = unit / steps;
-    const bool owner = unit % steps == 0;
-    const int stop = min(end, (tile + 1) * steps), begin = unit;
+  for (int tile = 0; tile < tiles; tile++) {
+    const int row = row_first + tile * tile_rows;
     float d[2][COLS / 2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int j = 0; j < COLS / 2; j++) d[i][j] = 0.f;
-    // Of the steps that change along k: rows of w by blocks of 128, and rows of x.
-    const float* wk = p.steps.wk ? p.steps.wk + (DUAL ? tile : 2 * tile + wg) * (long)p.steps.wk_row + begin % steps : nullptr;
-    const float* xk = p.steps.xk ? p.steps.xk + begin % steps : nullptr;
-    for (; unit < stop; unit++) {
+    for (int s = wg; s < count; s += 2) {
+      for (slot += tile * count + s - at, at = tile * count + s; slot >= p.stages; slot -= p.stages) parity ^= 1;
       barrier_wait(full + slot, parity);
-      const uint32_t w = shared_address(ring + slot * STAGE) + wg * (W / 2), x = shared_address(ring + slot * STAGE) + W;
-      Math::step(d, w, x, [&]() { if (threadIdx.x % 128 == 0) barrier_arrive(empty + slot); }, [&](int i) { return wk ? wk[DUAL ? i * (p.n / 128) * (long)p.steps.wk_row : 0] : 1.f; },
-                 [&](int j) { return xk ? xk[min(j / 2 * 8 + 2 * t + j % 2, p.m - 1) * (long)p.steps.xk_row] : 1.f; });
-      if (Math::STEPS && wk) wk++;
-      if (Math::STEPS && xk) xk++;
-      if (++slot == STAGES) slot = 0, parity ^= 1;
-      if (owed && unit == begin + 3) pay();
+      const uint32_t w = shared_address(ring + slot * STAGE), x = w + W;
+      Math::step(
+          d, w, x, p.pair == 2 ? p.rows * 128 : 0, [&]() { if (mine == 0) barrier_arrive(empty + slot); },
+          [&](int i, int half) {
+            const int c = min(row + (DUAL ? 0 : i * p.rows) + warp * 16 + g + half * 8, p.n - 1) + (DUAL && i ? p.n : 0);
+            return p.steps.wk ? p.steps.wk[(long)(c / 128) * p.steps.wk_row + k_first + s] : 1.f;
+          },
+          [&](int j) { return p.steps.xk ? p.steps.xk[min(j / 2 * 8 + 2 * t + j % 2, p.m - 1) * (long)p.steps.xk_row + k_first + s] : 1.f; });
     }
-    if (owed) pay();
-
-    // Scratch in the order of the registers, so that every access is a run of 256 threads.
-    if (!owner) {
-      float* s = p.scratch + (long)blockIdx.x * ROWS * COLS + mine;
+    // Rows 8 half and on of every 16 are block half's, half of the columns each warpgroup's of it.
+    auto part = [&](int half, int side, int i, int q) { return COLS == 8 ? d[i][half * 2 + side] : d[i][(side * (COLS / 16) + q / 2) * 4 + half * 2 + q % 2]; };
+    if (tile) barrier_wait(freed + wg, (tile - 1) & 1);
 #pragma unroll
-      for (int i = 0; i < COLS; i++) s[i * 256] = d[i / (COLS / 2)][i % (COLS / 2)];
-      owed = true;
-      if (unit == end) pay();
-      continue;
-    }
-    // The blocks behind this one that share the tile.
-    const int past = ((long)(tile + 1) * steps * blocks + total - 1) / total;  // the first block that starts at or behind its end
-    const int helpers = past - (int)blockIdx.x - 1;
-    if (helpers > 0) {
-      if (mine < helpers) {
-        while (atomicAdd(p.flags + blockIdx.x + 1 + mine, 0) == 0) __nanosleep(20);
-        atomicExch(p.flags + blockIdx.x + 1 + mine, 0);
-        __threadfence();
-      }
-      asm volatile("bar.sync 1, 256;" ::: "memory");
-      const float* s = p.scratch + ((long)blockIdx.x + 1) * ROWS * COLS + mine;
-#pragma unroll(COLS <= 16 ? 4 : 1)
-      for (int h = 0; h < helpers; h++, s += ROWS * COLS) {
+    for (int to = 0; to < 4; to++) {
+      const int half = to / 2, side = to % 2;
+      if (to == rank * 2 + wg) continue;
+      const uint32_t dst = remote_address(sums + (side * 3 + ((rank * 2 + wg - to - 1) & 3)) * PART_BYTES, half), bar = remote_address(received + side, half);
+      if (COLS == 8) store_remote(dst + mine * 8, part(half, side, 0, 0), part(half, side, 1, 0), bar);
+      else
 #pragma unroll
-        for (int i = 0; i < COLS; i++) d[i / (COLS / 2)][i % (COLS / 2)] += __ldcg(s + i * 256);
-      }
+        for (int q = 0; q < PART; q += 2) store_remote(dst + (q / 2 * 128 + mine) * 16, part(half, side, 0, q), part(half, side, 0, q + 1), part(half, side, 1, q), part(half, side, 1, q + 1), bar);
     }
+    float v[2][PART];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int q = 0; q < PART; q++) {
+        const float a = rank ? part(1, 0, i, q) : part(0, 0, i, q), b = rank ? part(1, 1, i, q) : part(0, 1, i, q);
+        v[i][q] = wg ? b : a;
+      }
+    auto column = [&](int q) { return COLS == 8 ? 2 * t + wg : (wg * (COLS / 16) + q / 2) * 8 + 2 * t + q % 2; };
     auto finish = [&](auto out, auto residual) {
       typedef decltype(out) Out;
       typedef decltype(residual) Residual;
-      constexpr int TILES = DUAL ? 1 : 2, CHUNK = COLS == 64 && !Math::STEPS ? 1 : COLS / 4 < 4 ? COLS / 4 : 4;
+      constexpr int TILES = DUAL ? 1 : 2, CHUNK = PART < 4 ? PART : 4;
       // What is read comes in front of the first store: y may be the residual, so a load would wait for the store before it.
-      float fw[2][2], bias[TILES][2];
-#pragma unroll
-      for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int c = tile * OUT + (DUAL ? wg * 64 : wg * 128 + i * 64) + warp * 16 + g + half * 8;
-          if (Math::STEPS) fw[i][half] = p.steps.w && c < p.n ? p.steps.w[(long)(c + (DUAL && i ? p.n : 0)) * p.steps.w_row] : 1.f;
-          if (i < TILES) bias[i][half] = p.sink.bias && c < p.n ? to_float(((const typename Math::Bias*)p.sink.bias)[c]) : 0.f;
-        }
-#pragma unroll
-      for (int j0 = 0; j0 < COLS / 4; j0 += CHUNK) {
-        int t2 = 2 * t;
-        asm volatile("" : "+r"(t2));  // addresses of one chunk are not kept for the next
-        float e[TILES][2][CHUNK];
+      const int line = warp * 16 + g + rank * 8, c = row + line;
+      const bool live[2] = {line < p.rows && c < p.n, line < p.rows && p.pair == 2 && c + p.rows < p.n};
+      float fw[2], bias[TILES], e[TILES][CHUNK];
+      auto residuals = [&](int q0) {
 #pragma unroll
         for (int i = 0; i < TILES; i++)
 #pragma unroll
-          for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int j = 0; j < CHUNK; j++) {
-              const int c = tile * OUT + (DUAL ? wg * 64 : wg * 128 + i * 64) + warp * 16 + g + half * 8;
-              const int r = (j0 + j) / 2 * 8 + t2 + j % 2;
-              e[i][half][j] = p.sink.residual && r < p.m && c < p.n ? to_float(((const Residual*)p.sink.residual)[r * p.sink.residual_stride + c]) : 0.f;
-            }
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int c = tile * OUT + (DUAL ? wg * 64 : wg * 128 + i * 64) + warp * 16 + g + half * 8;
-            if (c >= p.n) continue;
-#pragma unroll
-            for (int j = 0; j < CHUNK; j++) {
-              const int r = (j0 + j) / 2 * 8 + t2 + j % 2, at = (j0 + j) / 2 * 4 + half * 2 + j % 2;
-              if (r >= p.m) continue;
-              float u = d[i][at], v = DUAL ? d[1][at] : 0.f;
-              if (Math::STEPS) {
-                const float fx = x_steps[r];
-                u *= fx * fw[i][half], v *= fx * fw[1][half];
-              }
-              if (DUAL) u = u / (1.f + __expf(-u)) * v;
-              u += bias[i][half];
-              u += e[i][half][j];
-              if (Math::STEPS) amax = fmaxf(amax, fabsf(u));
-              put<Out>(p.sink, r * p.sink.stride + c, u);
-            }
+          for (int q = 0; q < CHUNK; q++) {
+            const int r = column(q0 + q);
+            e[i][q] = p.sink.residual && r < p.m && live[i] ? to_float(((const Residual*)p.sink.residual)[r * p.sink.residual_stride + c + i * p.rows]) : 0.f;
           }
+      };
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        if (Math::STEPS) fw[i] = p.steps.w && live[DUAL ? 0 : i] ? p.steps.w[(long)(c + i * (DUAL ? p.n : p.rows)) * p.steps.w_row] : 1.f;
+        if (i < TILES) bias[i] = p.sink.bias && live[i] ? to_float(((const typename Math::Bias*)p.sink.bias)[c + i * p.rows]) : 0.f;
+      }
+      residuals(0);
+      barrier_wait(received + wg, tile & 1);
+      if (mine == 0 && tile + 1 < tiles) barrier_expect(received + wg, 3 * PART_BYTES);
+#pragma unroll
+      for (int b = 0; b < 3; b++) {
+        const unsigned char* from = sums + (wg * 3 + b) * PART_BYTES;
+        if (COLS == 8) {
+          const float2 f = ((const float2*)from)[mine];
+          v[0][0] += f.x, v[1][0] += f.y;
+        } else {
+#pragma unroll
+          for (int q = 0; q < PART; q += 2) {
+            const float4 f = ((const float4*)from)[q / 2 * 128 + mine];
+            v[0][q] += f.x, v[0][q + 1 < PART ? q + 1 : q] += f.y, v[1][q] += f.z, v[1][q + 1 < PART ? q + 1 : q] += f.w;
+          }
+        }
+      }
+      if (tile + 1 < tiles) {
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + wg) : "memory");
+        if (mine < 4 && mine != rank * 2 + wg) barrier_arrive_remote(freed + mine % 2, mine / 2);
+      }
+#pragma unroll
+      for (int q0 = 0; q0 < PART; q0 += CHUNK) {
+        if (q0) residuals(q0);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+          if (!live[i]) continue;
+#pragma unroll
+          for (int q = 0; q < CHUNK; q++) {
+            const int r = column(q0 + q);
+            if (r >= p.m) continue;
+            float u = v[i][q0 + q], z = DUAL ? v[1][q0 + q] : 0.f;
+            if (Math::STEPS) {
+              const float fx = x_steps[r];
+              u *= fx * fw[i], z *= fx * fw[1];
+            }
+            if (DUAL) u = u / (1.f + (sizeof(Out) == 4 ? expf(-u) : __expf(-u))) * z;
+            u += bias[i];
+            u += e[i][q];
+            if (Math::STEPS) amax = fmaxf(amax, fabsf(u));
+            put<Out>(p.sink, r * p.sink.stride + c + i * p.rows, u);
+          }
+        }
       }
     };
     Math::dispatch(p.sink.out, finish);

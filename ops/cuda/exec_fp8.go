@@ -98,7 +98,7 @@ func (c *Call) products(g Gemm, linears ...*graph.Node) error {
 			return err
 		}
 	}
-	return c.product(&g)
+	return g.Launch(c)
 }
 
 // rows is a value in a type, or several weights one after the other.
@@ -136,7 +136,7 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 				return err
 			}
 		}
-		return c.product(&m)
+		return m.Launch(c)
 	}
 	w, err := c.p.fp8Weights(linears, exact, nil)
 	if err != nil {
@@ -172,20 +172,17 @@ func (c *Call) fp8Product(g FP8Gemm, z *Quantize) error {
 	if z != nil {
 		g.XType, g.XStride, g.XSteps = z.Format, up16(g.K), z.Steps
 	}
-	scratch, flags := g.ScratchBytes(c.Target())
+	scratch := g.ScratchBytes(c.Target())
 	if z != nil {
-		if z.Dynamic && z.Steps.tensor() {
-			flags = max(flags, QuantizeFlags)
-		}
 		codes := up256(scratch)
 		steps := codes + up256(int64(g.M)*g.XStride)
 		all := c.Scratch(steps + 4*int64(max(g.M, 1)))
 		z.Codes, z.CodesStride = all.At(codes), g.XStride
 		if z.Dynamic {
 			z.Steps.At = all.At(steps)
-		}
-		if z.Dynamic && z.Steps.tensor() {
-			z.Flags = c.Flags(flags)
+			if z.Steps.tensor() {
+				z.Flags = c.Flags(QuantizeFlags)
+			}
 		}
 		g.X, g.XSteps = z.Codes, z.Steps
 		if err := z.Launch(c); err != nil {
@@ -194,9 +191,6 @@ func (c *Call) fp8Product(g FP8Gemm, z *Quantize) error {
 	}
 	if scratch > 0 {
 		g.Scratch = c.Scratch(scratch)
-	}
-	if flags > 0 {
-		g.Flags = c.Flags(flags)
 	}
 	return g.Launch(c)
 }
@@ -318,18 +312,13 @@ func fp8MatMulBody(c *Call) error {
 	g.Computed = true
 	stride := up16(g.K)
 	g.XStride, g.WStride = stride, stride
-	scratch, flags := g.ScratchBytes(c.Target())
-	atX := up256(scratch)
-	atW := atX + up256(int64(g.M)*stride)
+	atW := up256(int64(g.M) * stride)
 	all := c.Scratch(atW + int64(g.N)*stride)
-	if g.X, err = c.alongK(g.X, all.At(atX), g.M, g.K, stride, o.TransA); err != nil {
+	if g.X, err = c.alongK(g.X, all, g.M, g.K, stride, o.TransA); err != nil {
 		return err
 	}
 	if g.W, err = c.alongK(g.W, all.At(atW), g.N, g.K, stride, !o.TransB); err != nil {
 		return err
-	}
-	if scratch > 0 {
-		g.Scratch, g.Flags = all, c.Flags(flags)
 	}
 	return g.Launch(c)
 }

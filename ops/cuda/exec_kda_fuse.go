@@ -107,7 +107,7 @@ func (d *delta) project(l *Call, x, y Pointer) error {
 	if err := d.q.weight(w, &m.W); err != nil {
 		return err
 	}
-	return d.q.product(&m)
+	return m.Launch(d.q)
 }
 
 // weight reads a weight in the compute dtype.

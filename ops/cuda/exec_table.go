@@ -66,14 +66,6 @@ func embeddingBody(c *Call) error {
 	return e.Launch(c)
 }
 
-// product launches a Gemm with the scratch it needs.
-func (c *Call) product(g *Gemm) error {
-	if scratch, flags := g.ScratchBytes(c.Target()); scratch > 0 {
-		g.Scratch, g.Flags = c.Scratch(scratch), c.Flags(flags)
-	}
-	return g.Launch(c)
-}
-
 func rmsNormBody(c *Call) error {
 	t := c.In[0].Type()
 	n := RMSNorm{Type: c.Type(), Rows: rowsOf(t), D: lastDim(t), Eps: float32(c.Node.Op().(ops.RMSNormOp).Eps), Y: c.Output(0), Computed: c.computed(1)}

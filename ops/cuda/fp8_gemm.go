@@ -22,7 +22,6 @@ type FP8Gemm struct {
 	SwiGLU           bool
 	Computed         bool    // the launch in front may write W
 	Scratch          Pointer // ScratchBytes, needed when that is not zero
-	Flags            Pointer // FlagBytes, zeroed once; every launch leaves zeros
 }
 
 func (g FP8Gemm) wide() bool { return !isCodes(g.XType) }
@@ -41,17 +40,12 @@ func (g FP8Gemm) streams(gpu Target) bool {
 
 func (g FP8Gemm) columns() int { return max(16, Gemm{M: g.M}.columns()) }
 
-// ScratchBytes is what Scratch and Flags must hold for a launch of this shape on a GPU.
-func (g FP8Gemm) ScratchBytes(gpu Target) (scratch, flags int64) {
-	switch {
-	case g.streams(gpu):
-		return int64(gpu.SMs) * 256 * int64(g.columns()) * 4, int64(gpu.SMs) * 4
-	case g.wide():
-		// The widened weights, and what their product needs.
-		scratch, flags = Gemm{Type: g.XType, M: g.M, N: g.N, K: g.K}.ScratchBytes(gpu)
-		return scratch + int64(g.rows())*g.wideStride()*2, flags
+// ScratchBytes is what Scratch must hold for a launch of this shape on a GPU: the widened weights.
+func (g FP8Gemm) ScratchBytes(gpu Target) int64 {
+	if g.wide() && !g.streams(gpu) {
+		return int64(g.rows()) * g.wideStride() * 2
 	}
-	return 0, 0
+	return 0
 }
 
 func (g FP8Gemm) wideStride() int64 { return int64(ceilDiv(g.K, 8) * 8) }
@@ -205,52 +199,20 @@ func (g FP8Gemm) tiled(q Queue) error {
 
 // stream is the kernel that reads the weights once, for few rows.
 func (g FP8Gemm) stream(q Queue) error {
-	gpu := q.Target()
-	if g.Scratch.IsNil() || g.Flags.IsNil() {
-		scratch, flags := g.ScratchBytes(gpu)
-		return fmt.Errorf("fp8 gemm: M %d needs %d bytes of scratch and %d of flags, got scratch %v and flags %v", g.M, scratch, flags, g.Scratch, g.Flags)
-	}
 	columns := g.columns()
-	box := 256
-	if g.SwiGLU {
-		box = 64
-	}
-	stages, x128 := 3, columns
-	switch {
-	case g.wide():
-		x128 = 2 * columns
-		switch {
-		case columns == 64:
-			stages = 4
-		case columns == 32 && g.suffix() != "" && g.WSteps.blocked():
-			stages = 5
-		case columns == 32:
-			stages = 2
-		}
-	case columns == 64:
-		stages = 5
-	}
-	x, w := g.maps(columns, box)
-	args := append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), Arg{"scratch", g.Scratch}, Arg{"flags", g.Flags})
-	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_stream_%v_%d%s", g.XType, columns, g.suffix()), Grid: [3]int{streamGrid(gpu, g.rows(), g.K, 128), 1, 1}, Block: 288,
-		Shared: stages*(256+x128)*128 + 1024, Overlap: true, Args: append(append(args, g.sizes()...), Arg{"early", bit(!g.Computed)})})
-}
-
-// streamGrid is the number of blocks of the streaming kernel: no more than steps, and up to 255 that share a tile.
-func streamGrid(gpu Target, rows, k, step int) int {
-	tiles, steps := ceilDiv(rows, 256), ceilDiv(k, step)
-	return min(gpu.SMs, tiles*steps, 256*tiles)
+	c := cutStream(q.Target(), g.N, g.SwiGLU)
+	x, w := g.maps(columns, c.box)
+	args := append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), g.sizes()...)
+	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%v_%d%s", g.XType, columns, g.suffix()), columns, columns*128*g.XType.Size(), ceilDiv(g.K, 128), g.Computed, args))
 }
 
 // widened writes w in the type of x to the scratch and multiplies that.
 func (g FP8Gemm) widened(q Queue) error {
 	if g.Scratch.IsNil() {
-		scratch, flags := g.ScratchBytes(q.Target())
-		return fmt.Errorf("fp8 gemm: M %d needs %d bytes of scratch and %d of flags, got scratch %v and flags %v", g.M, scratch, flags, g.Scratch, g.Flags)
+		return fmt.Errorf("fp8 gemm: M %d needs %d bytes of scratch", g.M, g.ScratchBytes(q.Target()))
 	}
 	m := Gemm{Type: g.XType, M: g.M, N: g.N, K: g.K, X: g.X, W: g.Scratch, XStride: g.XStride, WStride: g.wideStride(), Y: g.Y, YStride: g.YStride, Bias: g.Bias,
-		Residual: g.Residual, ResidualStride: g.ResidualStride, SwiGLU: g.SwiGLU, F32Out: g.Out == F32, Computed: true, Flags: g.Flags}
-	m.Scratch = g.Scratch.At(int64(g.rows()) * g.wideStride() * 2)
+		Residual: g.Residual, ResidualStride: g.ResidualStride, SwiGLU: g.SwiGLU, F32Out: g.Out == F32, Computed: true}
 	block, row, across := g.WSteps.places(g.K)
 	err := q.Launch(Launch{Kernel: fmt.Sprintf("fp8_widen_%v", g.XType), Grid: [3]int{ceilDiv(g.rows()*ceilDiv(g.K, 16), 256), 1, 1}, Block: 256, Overlap: q.Target().Hopper(),
 		Args: layoutArgs(g.W, g.Scratch, g.WSteps.At, g.WStride, g.wideStride(), g.rows(), g.K, [3]int32{block, row, across}, 1)})

@@ -283,8 +283,8 @@ func testFP8Gemm(t *testing.T, c fp8Case) {
 	if c.out == E4M3 {
 		g.OutStep, g.OutAmax = b.put(F32, []float64{float64(step)}), b.out(F32, 1)
 	}
-	if scratch, flags := g.ScratchBytes(b.d.Target()); scratch > 0 {
-		g.Scratch, g.Flags = b.alloc(int(scratch)).Pointer, b.flags(flags)
+	if scratch := g.ScratchBytes(b.d.Target()); scratch > 0 {
+		g.Scratch = b.alloc(int(scratch)).Pointer
 	}
 	b.run(g)
 	want := make([]float64, c.m*c.n)
@@ -405,8 +405,8 @@ func TestDeviceSpeedFP8(t *testing.T) {
 		} else {
 			g.X = b.random(c.x, c.m*c.k, 1)
 		}
-		if scratch, flags := g.ScratchBytes(b.d.Target()); scratch > 0 {
-			g.Scratch, g.Flags = b.alloc(int(scratch)).Pointer, b.flags(flags)
+		if scratch := g.ScratchBytes(b.d.Target()); scratch > 0 {
+			g.Scratch = b.alloc(int(scratch)).Pointer
 		}
 		us := clock(t, b.d, 10, func(q Queue, i int) error {
 			g := g

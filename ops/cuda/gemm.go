@@ -15,22 +15,12 @@ type Gemm struct {
 	Residual         Pointer // optional, may be Y
 	ResidualStride   int64
 	SwiGLU           bool
-	F32Out           bool    // y is f32
-	Computed         bool    // the launch in front may write W
-	Scratch          Pointer // ScratchBytes, needed when that is not zero
-	Flags            Pointer // FlagBytes, zeroed once; every launch leaves zeros
+	F32Out           bool // y is f32
+	Computed         bool // the launch in front may write W
 }
 
 // streamColumns is the widest batch of the weight-streaming kernel.
 const streamColumns = 64
-
-// ScratchBytes is what Scratch and Flags must hold for a launch of this shape on a GPU.
-func (g Gemm) ScratchBytes(gpu Target) (scratch, flags int64) {
-	if !gpu.Hopper() || g.M > streamColumns || g.Type == F32 {
-		return 0, 0
-	}
-	return int64(gpu.SMs) * 256 * int64(g.columns()) * 4, int64(gpu.SMs) * 4
-}
 
 func (g Gemm) columns() int {
 	columns := 8
@@ -123,30 +113,61 @@ func (g Gemm) tiled(q Queue) error {
 
 // stream is the kernel that reads the weights once, for few rows.
 func (g Gemm) stream(q Queue) error {
-	gpu := q.Target()
-	if g.Scratch.IsNil() || g.Flags.IsNil() {
-		scratch, flags := g.ScratchBytes(gpu)
-		return fmt.Errorf("gemm: M %d needs %d bytes of scratch and %d of flags, got scratch %v and flags %v", g.M, scratch, flags, g.Scratch, g.Flags)
-	}
 	columns := g.columns()
-	box, stages := 128, 6
-	if g.SwiGLU {
-		box = 64
-	}
-	if columns == 64 {
-		stages = 5
-	}
-	x, w := g.maps(columns, box)
+	c := cutStream(q.Target(), g.N, g.SwiGLU)
+	x, w := g.maps(columns, c.box)
 	name := fmt.Sprintf("gemm_stream_sm90_%v_%d", g.Type, columns)
 	if g.SwiGLU {
 		name += "_swiglu"
 	}
-	// No more blocks than steps, and up to 255 that share a tile.
-	tiles, steps := ceilDiv(g.rows(), 256), ceilDiv(g.K, 64)
-	grid := min(gpu.SMs, tiles*steps, 256*tiles)
-	return q.Launch(Launch{Kernel: name, Grid: [3]int{grid, 1, 1}, Block: 384, Shared: stages*(256+columns)*128 + 1024, Overlap: !g.Computed, Args: []Arg{
-		{"x", x}, {"w", w}, {"y", g.Y}, {"bias", g.Bias}, {"residual", g.Residual}, {"scratch", g.Scratch}, {"flags", g.Flags},
-		{"y_stride", g.YStride}, {"residual_stride", g.ResidualStride}, {"m", int32(g.M)}, {"n", int32(g.N)}, {"k", int32(g.K)}, {"f32_out", bit(g.F32Out)}}})
+	y := sink{y: g.Y, bias: g.Bias, residual: g.Residual, stride: g.YStride, residualStride: g.ResidualStride, out: g.Type}
+	if g.F32Out {
+		y.out = F32
+	}
+	args := append(append([]Arg{{"x", x}, {"w", w}}, y.args()...), steps{}.args()...)
+	return q.Launch(c.launch(q.Target(), name, columns, columns*128, ceilDiv(g.K, 64), g.Computed, append(args, Arg{"m", int32(g.M)}, Arg{"n", int32(g.N)}, Arg{"k", int32(g.K)})))
+}
+
+// streamCut is how a streaming kernel cuts its work: see stream.cuh. It depends on n alone.
+type streamCut struct {
+	rows, pair, tiles int // of a wgmma tile that count; wgmma tiles of a tile; tiles of a cluster
+	clusters, box     int // clusters of streamCluster blocks; rows of w in a box
+}
+
+// streamCluster is the number of blocks that share the k of a tile.
+const streamCluster = 2
+
+func cutStream(gpu Target, n int, swiglu bool) (c streamCut) {
+	widest := 128 // columns of y in a tile
+	if swiglu {
+		widest = 64
+	}
+	each := ceilDiv(n, max(1, min(gpu.SMs/streamCluster, n/16))) // of a cluster
+	c.tiles = ceilDiv(each, widest)
+	tile := ceilDiv(each, c.tiles)
+	switch {
+	case swiglu:
+		c.rows, c.pair = ceilDiv(tile, 8)*8, 2
+		tile, c.box = c.rows, c.rows
+	default:
+		c.pair = ceilDiv(tile, 64)
+		c.rows = ceilDiv(tile, 8*c.pair) * 8
+		tile, c.box = c.rows*c.pair, c.rows*c.pair
+	}
+	c.clusters = ceilDiv(n, c.tiles*tile)
+	return c
+}
+
+// launch has as many stages of the ring as fit and as a block loads; x is the bytes of x in a stage, steps the stages along k.
+func (c streamCut) launch(gpu Target, kernel string, columns, x, steps int, computed bool, args []Arg) Launch {
+	const most, aside = 24, 2048 // stages; the alignment of the ring, and what is not dynamic
+	w, sums := c.rows*c.pair*128, columns*768
+	over := max(0, (64-c.rows)*128-x-sums) // the last wgmma tile is read whole
+	// Even where the ring is used again: a slot is always the same warpgroup's.
+	stages := min(most, (gpu.MaxShared-aside-sums-over)/(w+x)) &^ 1
+	stages = min(stages, c.tiles*ceilDiv(steps, streamCluster))
+	return Launch{Kernel: kernel, Grid: [3]int{c.clusters * streamCluster, 1, 1}, Block: 288, Shared: stages*(w+x) + sums + over + 1024, Cluster: streamCluster, Overlap: true,
+		Args: append(args, Arg{"early", bit(!computed)}, Arg{"rows", int32(c.rows)}, Arg{"pair", int32(c.pair)}, Arg{"tiles", int32(c.tiles)}, Arg{"stages", int32(stages)})}
 }
 
 // portable is the mma.sync kernel, and the FMA kernel for f32.

@@ -20,6 +20,7 @@ type gemmCase struct {
 var gemmCases = []gemmCase{
 	{m: 1, n: 8, k: 8}, {m: 1, n: 300, k: 200, bias: true}, {m: 3, n: 65, k: 1000, residual: true}, {m: 8, n: 512, k: 512, f32: true}, {m: 9, n: 1000, k: 136},
 	{m: 17, n: 640, k: 256, swiglu: true}, {m: 33, n: 257, k: 1024, bias: true, residual: true}, {m: 64, n: 1536, k: 320}, {m: 64, n: 200, k: 64, swiglu: true},
+	{m: 3, n: 26000, k: 72}, {m: 33, n: 13000, k: 64, swiglu: true}, {m: 64, n: 34000, k: 136}, // several tiles of a block, one after the other
 	{m: 65, n: 63, k: 72}, {m: 130, n: 300, k: 512, bias: true}, {m: 257, n: 520, k: 192, residual: true}, {m: 200, n: 333, k: 256, swiglu: true}, {m: 128, n: 256, k: 64, f32: true},
 	{m: 300, n: 2000, k: 128}, {m: 520, n: 1100, k: 128, swiglu: true},
 }
@@ -52,7 +53,6 @@ func testGemm(t *testing.T, dt DType, c gemmCase) {
 	if c.residual {
 		g.Residual = b.put(dt, res)
 	}
-	b.scratch(&g)
 	b.run(g)
 	want := make([]float64, c.m*c.n)
 	dot := func(i, j int) (s float64) {
@@ -82,18 +82,8 @@ func testGemm(t *testing.T, dt DType, c gemmCase) {
 	}
 	got := b.get(out, g.Y, c.m*c.n)
 	near(t, out, bound, want, got)
-	b.run(g) // flags and scratch are ready for the next launch, and the result has the same bits
+	b.run(g) // the result has the same bits
 	require.Equal(t, got, b.get(out, g.Y, c.m*c.n))
-}
-
-// scratch gives a Gemm its scratch and flags, sized for any M on the streaming kernel.
-func (b *bench) scratch(g *Gemm) {
-	scratch, flags := g.ScratchBytes(b.d.Target())
-	if scratch == 0 {
-		return
-	}
-	g.Scratch, g.Flags = b.alloc(int(scratch)).Pointer, b.alloc(int(flags)).Pointer
-	require.NoError(b.t, b.d.Main().Fill(g.Flags, 0, flags))
 }
 
 // A token's row must not depend on how many rows share the launch, within the streaming kernel.
@@ -108,13 +98,45 @@ func TestDeviceGemmRowAloneEqualsRowInBatch(t *testing.T) {
 	var want []float64
 	for _, m := range []int{64, 33, 16, 5, 1} {
 		g := Gemm{Type: BF16, M: m, N: n, K: k, Y: b.out(BF16, m*n), X: x, W: w}
-		b.scratch(&g)
 		b.run(g)
 		got := b.get(BF16, g.Y, m*n)
 		if want == nil {
 			want = got
 		}
 		require.Equal(t, want[:m*n], got, "M %d", m)
+	}
+}
+
+// Launches that follow each other overlap, and blocks of one pass sums among them while those of the next load their weights.
+func TestDeviceGemmChain(t *testing.T) {
+	b := newBench(t)
+	r := rand.New(rand.NewPCG(8, 8))
+	const k, launches = 512, 8
+	for _, c := range []gemmCase{{m: 1, n: 512}, {m: 3, n: 26000}, {m: 64, n: 34000}, {m: 16, n: 13000, swiglu: true}} {
+		x, w := b.put(BF16, normal(r, BF16, c.m*k, 1)), b.random(BF16, 34000*k, 0.05)
+		var ys [launches]Pointer
+		for i := range ys {
+			ys[i] = b.out(BF16, c.m*c.n)
+		}
+		g := Gemm{Type: BF16, M: c.m, N: c.n, K: k, X: x, W: w, SwiGLU: c.swiglu, Y: ys[0]}
+		b.run(g)
+		want := b.get(BF16, ys[0], c.m*c.n)
+		graph, err := b.d.Main().Capture(func(q Queue) error {
+			for _, y := range ys {
+				g.Y = y
+				if err := g.Launch(q); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		require.NoError(t, err)
+		require.NoError(t, graph.Replay(b.d.Main()))
+		require.NoError(t, b.d.Main().Wait())
+		require.NoError(t, graph.Close())
+		for i, y := range ys {
+			require.Equal(t, want, b.get(BF16, y, c.m*c.n), "launch %d of M %d N %d", i, c.m, c.n)
+		}
 	}
 }
 
@@ -125,7 +147,6 @@ func TestDeviceSpeedGemm(t *testing.T) {
 		sets := max(1, min(8, int(4e8)/(2*c.n*c.k)+1))
 		x, w, y := b.random(BF16, c.m*c.k, 1), b.random(BF16, sets*c.n*c.k, 0.02), b.out(BF16, c.m*c.n)
 		g := Gemm{Type: BF16, M: c.m, N: c.n, K: c.k, X: x, Y: y}
-		b.scratch(&g)
 		us := clock(t, b.d, 10, func(q Queue, i int) error {
 			g.W = w.At(int64(i%sets) * int64(c.n) * int64(c.k) * 2)
 			return g.Launch(q)
@@ -135,7 +156,6 @@ func TestDeviceSpeedGemm(t *testing.T) {
 	for _, c := range []struct{ m, n, k int }{{2048, 14336, 4096}, {1, 14336, 4096}, {16, 14336, 4096}, {64, 14336, 4096}} {
 		x, w, y := b.random(BF16, c.m*c.k, 1), b.random(BF16, 4*c.n*c.k, 0.02), b.out(BF16, c.m*c.n)
 		g := Gemm{Type: BF16, M: c.m, N: c.n, K: c.k, X: x, Y: y, SwiGLU: true}
-		b.scratch(&g)
 		us := clock(t, b.d, 10, func(q Queue, i int) error {
 			g.W = w.At(int64(i%2) * int64(c.n) * int64(c.k) * 4)
 			return g.Launch(q)

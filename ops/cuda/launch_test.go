@@ -28,7 +28,7 @@ func layer(m int) []interface{ Launch(Queue) error } {
 	scratch, flags := at("scratch", 6), at("flags", 7)
 	pages := Pages{PageSize: 16, Indptr: at("indptr", 8), Indices: at("indices", 9), LastPageLen: at("last", 10)}
 	gemm := func(y, x Pointer, w string, n, k int) Gemm {
-		return Gemm{Type: BF16, M: m, N: n, K: k, Y: y, X: x, W: at(w, 11), Scratch: scratch, Flags: flags}
+		return Gemm{Type: BF16, M: m, N: n, K: k, Y: y, X: x, W: at(w, 11)}
 	}
 	gate := gemm(act, h, "gate_up", f, d)
 	gate.SwiGLU = true

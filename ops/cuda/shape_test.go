@@ -48,7 +48,7 @@ func (s *llamaShape) step(T, rows int, buf func(string, int) Pointer, positions,
 	width := (shapeHq + 2*shapeHk) * shapeHead
 	x, h, qkv, q, o, act, logits := buf("x", T*shapeD), buf("h", T*shapeD), buf("qkv", T*width), buf("q", T*shapeHq*shapeHead), buf("o", T*shapeD), buf("act", T*shapeF), buf("logits", 2*rows*shapeV)
 	gemm := func(m int, y, x, w Pointer, n, k int) Gemm {
-		return Gemm{Type: BF16, M: m, N: n, K: k, Y: y, X: x, W: w, Scratch: s.scratch, Flags: s.flags}
+		return Gemm{Type: BF16, M: m, N: n, K: k, Y: y, X: x, W: w}
 	}
 	list := []interface{ Launch(Queue) error }{Embedding{Type: BF16, T: T, D: shapeD, Vocabulary: shapeV, Scale: 1, Y: x, Table: s.embed, IDs: ids}}
 	for l := range s.layers {
