@@ -3,6 +3,7 @@
 package models
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -84,6 +85,15 @@ func ParseConfig(r io.Reader) (Config, error) {
 	if len(raw) > maxConfigBytes {
 		return Config{}, fmt.Errorf("a config of at most %d bytes is read, this one is longer", maxConfigBytes)
 	}
+	var long struct {
+		Quantization json.RawMessage `json:"quantization_config"` // may list every module, and is not decoded
+	}
+	if err := json.Unmarshal(raw, &long); err != nil {
+		return Config{}, err
+	}
+	if n := bytes.Count(raw, []byte(",")) - bytes.Count(long.Quantization, []byte(",")); n > maxConfigValues {
+		return Config{}, fmt.Errorf("a config of at most %d values is read, this one has %d", maxConfigValues, n)
+	}
 	var f file
 	if err := json.Unmarshal(raw, &f); err != nil {
 		return Config{}, err
@@ -112,6 +122,9 @@ func ParseConfig(r io.Reader) (Config, error) {
 	}
 	return c, c.Check()
 }
+
+// maxConfigValues bounds what lists take in memory: many times their text.
+const maxConfigValues = 1 << 14
 
 // maxLayers is far above any model; it bounds what a config makes us allocate.
 const maxLayers = 1 << 16

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -194,6 +195,20 @@ func normal(c models.Config) models.Config {
 		c.Global = make([]bool, c.Layers)
 	}
 	return c
+}
+
+// TestConfigOfLists: lists that would take ten times the file are refused before
+// they are decoded.
+func TestConfigOfLists(t *testing.T) {
+	raw := []byte(`{"model_type":"llama","layer_types":[` + strings.Repeat(`"",`, 1<<20) + `""]}`)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := models.ParseConfig(bytes.NewReader(raw))
+	runtime.ReadMemStats(&after)
+	require.EqualError(t, err, "a config of at most 16384 values is read, this one has 1048577")
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8*len(raw))) // all that reading it took, piece by piece
+	_, err = models.ParseConfig(strings.NewReader(`{"model_type":"abacus","quantization_config":{"ignore":[` + strings.Repeat(`"",`, 1<<20) + `""]}}`))
+	require.ErrorContains(t, err, `model_type "abacus" is not supported`)
 }
 
 func TestConfigTooLong(t *testing.T) {

@@ -4,7 +4,6 @@
 package checkpoint
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
@@ -15,7 +14,7 @@ import (
 // readAll reads every tensor whole and by its first row; no size can exceed
 // the file's by more than the widening.
 func readAll(t *testing.T, file []byte) {
-	c, err := OpenReaderAt(bytes.NewReader(file), int64(len(file)))
+	c, err := boundedOpen(t, file)
 	if err != nil {
 		return
 	}

@@ -50,7 +50,7 @@ var ggufUnread = map[uint32]string{
 }
 
 func (c *Checkpoint) parseGGUF(s *source) error {
-	r := &ggufReader{src: s}
+	r := &ggufReader{src: s, left: newBudget(s.size)}
 	err := r.tensors(c)
 	if err != nil && r.failed != nil {
 		return r.failed // reading failed, the contents are not to blame
@@ -73,12 +73,18 @@ func (r *ggufReader) tensors(c *Checkpoint) error {
 	if err != nil {
 		return fail("", "%v", err)
 	}
-	if tensorCount > uint64(r.left()/ggufMinTensor) {
-		return fail("", "%d tensors announced, the %d bytes left cannot describe so many", tensorCount, r.left())
+	if tensorCount > uint64(r.rest()/ggufMinTensor) {
+		return fail("", "%d tensors announced, the %d bytes left cannot describe so many", tensorCount, r.rest())
+	}
+	if err := r.left.spend(8 * int(tensorCount)); err != nil {
+		return fail("", "%v", err)
 	}
 	list := make([]*Tensor, 0, tensorCount)
 	for i := range tensorCount {
 		t, err := r.tensor()
+		if err == nil {
+			err = r.left.spend(tensorMemory / 2)
+		}
 		if err != nil {
 			return fail(t.name, "description %d of %d: %v", i+1, tensorCount, err)
 		}
@@ -128,8 +134,8 @@ func (r *ggufReader) preamble() (tensors, keys uint64, err error) {
 		return 0, 0, fmt.Errorf("the file is big-endian, only little-endian files are read")
 	case version != 2 && version != 3:
 		return 0, 0, fmt.Errorf("version %d: versions 2 and 3 are read", version)
-	case keys > uint64(r.left()/ggufMinKey):
-		return 0, 0, fmt.Errorf("%d keys announced, the %d bytes left cannot hold so many", keys, r.left())
+	case keys > uint64(r.rest()/ggufMinKey):
+		return 0, 0, fmt.Errorf("%d keys announced, the %d bytes left cannot hold so many", keys, r.rest())
 	}
 	return tensors, keys, nil
 }
@@ -147,6 +153,9 @@ func (r *ggufReader) metadata(count uint64) (Metadata, error) {
 		v := r.value(r.uint32(), 0)
 		if r.err != nil {
 			return nil, fmt.Errorf("key %d of %d (%q): %w", i+1, count, key, r.err)
+		}
+		if err := r.left.spend(keyMemory); err != nil {
+			return nil, err
 		}
 		m[key] = v
 	}
@@ -242,9 +251,17 @@ type ggufReader struct {
 	buf    []byte // bytes read ahead, the first at off
 	err    error
 	failed error // an error of reading, not of the contents
+	left   *budget
 }
 
-func (r *ggufReader) left() int64 { return r.src.size - r.off }
+func (r *ggufReader) rest() int64 { return r.src.size - r.off }
+
+// spend is for what a value takes in memory.
+func (r *ggufReader) spend(bytes int) {
+	if err := r.left.spend(bytes); err != nil {
+		r.fail("%w", err)
+	}
+}
 
 func (r *ggufReader) fail(format string, args ...any) {
 	if r.err == nil {
@@ -257,12 +274,12 @@ func (r *ggufReader) bytes(n int) []byte {
 	if r.err != nil {
 		return nil
 	}
-	if int64(n) > r.left() {
+	if int64(n) > r.rest() {
 		r.fail("the file ends at %d, %d more bytes are needed at %d", r.src.size, n, r.off)
 		return nil
 	}
 	if n > len(r.buf) {
-		r.buf = make([]byte, min(r.left(), int64(max(n, 64<<10))))
+		r.buf = make([]byte, min(r.rest(), int64(max(n, 64<<10))))
 		if err := r.src.read(r.buf, r.off); err != nil {
 			r.err, r.failed = err, err
 			return nil
@@ -294,7 +311,7 @@ func (r *ggufReader) string(limit int64) string {
 	if r.err != nil {
 		return ""
 	}
-	if n > uint64(r.left()) {
+	if n > uint64(r.rest()) {
 		r.fail("a string of %d bytes at %d is longer than the file, which has %d", n, r.off, r.src.size)
 		return ""
 	}
@@ -302,5 +319,7 @@ func (r *ggufReader) string(limit int64) string {
 		r.fail("a string of %d bytes at %d, at most %d are allowed", n, r.off, limit)
 		return ""
 	}
-	return string(r.bytes(int(n)))
+	b := r.bytes(int(n))
+	r.spend(int(n))
+	return string(b)
 }

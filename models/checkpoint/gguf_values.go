@@ -81,7 +81,7 @@ func (r *ggufReader) array(depth int) any {
 		r.fail("arrays are nested more than %d deep", ggufMaxDepth)
 		return nil
 	}
-	if n > uint64(r.left()/ggufSizes[kind]) {
+	if n > uint64(r.rest()/ggufSizes[kind]) {
 		r.fail("an array of %d elements at %d is longer than the file, which has %d bytes", n, r.off, r.src.size)
 		return nil
 	}
@@ -109,6 +109,9 @@ func (r *ggufReader) array(depth int) any {
 	case ggufFloat64:
 		return many(r, kind, count, decodeFloat64)
 	case ggufString:
+		if r.spend(stringMemory * count); r.err != nil {
+			return nil
+		}
 		out := make([]string, 0, count)
 		for range count {
 			out = append(out, r.string(math.MaxInt64))
@@ -121,6 +124,7 @@ func (r *ggufReader) array(depth int) any {
 		var out []any
 		for range count {
 			out = append(out, r.array(depth+1))
+			r.spend(arrayMemory)
 			if r.err != nil {
 				return nil
 			}
@@ -139,6 +143,9 @@ func one[T any](r *ggufReader, kind uint32, decode func([]byte) T) any {
 
 // many reads count elements; the length was checked against the file.
 func many[T any](r *ggufReader, kind uint32, count int, decode func([]byte) T) any {
+	if r.spend(int(ggufSizes[kind]) * count); r.err != nil {
+		return nil
+	}
 	out := make([]T, count)
 	for i := range out {
 		b := r.bytes(int(ggufSizes[kind]))

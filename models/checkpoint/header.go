@@ -26,9 +26,12 @@ type headerEntry struct {
 	begin, end uint64
 }
 
-func parseHeader(raw []byte) (*header, error) {
+func parseHeader(raw []byte, left *budget) (*header, error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return nil, errors.New("it must start with '{'")
+	}
+	if err := left.spend(readAheadTimes * longestString(raw)); err != nil {
+		return nil, err
 	}
 	h := &header{}
 	r, err := newJSONReader(raw)
@@ -40,12 +43,18 @@ func parseHeader(raw []byte) (*header, error) {
 			h.metadata = Metadata{}
 			err := r.object(func(key string) error {
 				s, err := r.string()
+				if err == nil {
+					err = left.spend(keyMemory + len(key) + len(s))
+				}
 				h.metadata[key] = s
 				return in(strconv.Quote(key), err)
 			})
 			return in(metadataKey, err)
 		}
 		e, err := r.entry()
+		if err == nil {
+			err = left.spend(tensorMemory + len(name) + len(e.dtype))
+		}
 		e.name = name
 		h.entries = append(h.entries, e)
 		return in(fmt.Sprintf("tensor %q", name), err)
@@ -54,6 +63,27 @@ func parseHeader(raw []byte) (*header, error) {
 		return nil, err
 	}
 	return h, r.end()
+}
+
+// longestString is the length of the longest string of a JSON text, at least.
+func longestString(raw []byte) (longest int) {
+	for {
+		open := bytes.IndexByte(raw, '"')
+		if open < 0 {
+			return longest
+		}
+		raw = raw[open+1:]
+		end := 0
+		for end < len(raw) && raw[end] != '"' {
+			if raw[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		end = min(end, len(raw))
+		longest = max(longest, end)
+		raw = raw[min(end+1, len(raw)):]
+	}
 }
 
 // in puts the place before an error.

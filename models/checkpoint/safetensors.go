@@ -47,11 +47,15 @@ func (c *Checkpoint) parseSafetensors(s *source) error {
 	case n > uint64(s.size-8):
 		return fail("", "the header has %d bytes, the file only %d after the length field", n, s.size-8)
 	}
+	left := newBudget(s.size)
+	if err := left.spend(int(n)); err != nil {
+		return fail("", "header: %v", err)
+	}
 	raw := make([]byte, n)
 	if err := s.read(raw, 8); err != nil {
 		return err
 	}
-	h, err := parseHeader(raw)
+	h, err := parseHeader(raw, left)
 	if err != nil {
 		return fail("", "header: %v", err)
 	}
