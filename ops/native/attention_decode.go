@@ -14,6 +14,24 @@ const (
 	decodeRows  = 4  // query heads of a key head that share what is read
 )
 
+// kvForm is how the keys or values that the assembly reads lie: as float32, or in
+// 16 bits.
+type kvForm int
+
+const (
+	kvF32 kvForm = iota
+	kvBF16
+	kvF16
+)
+
+// size is the bytes of a number.
+func (k kvForm) size() int {
+	if k == kvF32 {
+		return 4
+	}
+	return 2
+}
+
 // decodes says that decode can compute the parts of a sequence.
 func (f *attnForward[T]) decodes(s attnSeq) bool {
 	var z T
@@ -48,14 +66,14 @@ func (f *attnForward[T]) decode(s attnSeq, split int) {
 	wide := takeScratch[T](decodeBlock * f.hkv * max(f.d, f.dv))
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
-		k := f.kv.k.block(at, there, wide)
+		k, form := f.kv.k.block(at, there, wide)
 		ahead := f.ahead(&f.kv.k, s, j+there, to, k)
 		if j+there == to { // then the values
 			ahead = f.ahead(&f.kv.v, s, from, to, k)
 		}
 		for hk := range f.hkv {
 			for r := 0; r < f.g; r += decodeRows {
-				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, k[hk*f.d:], there, ahead)
+				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, unsafe.Add(k, hk*f.d*form.size()), form, there, ahead)
 			}
 		}
 		j += there
@@ -81,13 +99,13 @@ func (f *attnForward[T]) decode(s attnSeq, split int) {
 	}
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
-		v := f.kv.v.block(at, there, wide)
+		v, form := f.kv.v.block(at, there, wide)
 		ahead := f.ahead(&f.kv.v, s, j+there, to, v)
 		for hk := range f.hkv {
 			o := f.part(s.b*f.hkv+hk, split)[2:]
 			for r := 0; r < f.g; r += decodeRows {
-				attnValues(f32p(o[r*(f.dv+2):]), (f.dv+2)*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
-					f32p(v[hk*f.dv:]), f.hkv*f.dv*4, ahead, min(decodeRows, f.g-r), there, f.dv)
+				attnValues(form, f32p(o[r*(f.dv+2):]), (f.dv+2)*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
+					unsafe.Add(v, hk*f.dv*form.size()), f.hkv*f.dv*form.size(), ahead, min(decodeRows, f.g-r), there, f.dv)
 			}
 		}
 		j += there
@@ -97,27 +115,43 @@ func (f *attnForward[T]) decode(s attnSeq, split int) {
 }
 
 // ahead is where the block of x from key j on lies, or the last key where there is
-// none, in bytes behind base; 0 where x is narrow and base is what was widened.
-func (f *attnForward[T]) ahead(x *kvRows[T], s attnSeq, j, to int, base []T) int {
-	if x.full == nil {
+// none, in bytes behind base; 0 where x is widened first.
+func (f *attnForward[T]) ahead(x *kvRows[T], s attnSeq, j, to int, base unsafe.Pointer) int {
+	at, _ := f.kv.decodeRun(s, min(j, to-1), to)
+	p, _ := x.where(at)
+	if p == nil {
 		return 0
 	}
-	at, _ := f.kv.decodeRun(s, min(j, to-1), to)
-	return int(uintptr(unsafe.Pointer(&x.full[at*x.hkv*x.width])) - uintptr(unsafe.Pointer(&base[0])))
+	return int(uintptr(p) - uintptr(base))
+}
+
+// where is the memory of the rows of a token and their form, nil where they must
+// be widened first.
+func (s *kvRows[T]) where(token int) (unsafe.Pointer, kvForm) {
+	at := token * s.hkv * s.width
+	switch {
+	case s.narrow.BF16 != nil:
+		return unsafe.Pointer(&s.narrow.BF16[at]), kvBF16
+	case s.narrow.F16 != nil:
+		return unsafe.Pointer(&s.narrow.F16[at]), kvF16
+	case s.narrow.holds():
+		return nil, kvF32
+	}
+	return unsafe.Pointer(&s.full[at]), kvF32
 }
 
 // block is the rows of all heads of n tokens that follow each other from at on:
 // where they lie, or widened into buf.
-func (s *kvRows[T]) block(at, n int, buf []T) []T {
-	if s.full != nil {
-		return s.full[at*s.hkv*s.width:]
+func (s *kvRows[T]) block(at, n int, buf []T) (unsafe.Pointer, kvForm) {
+	if p, form := s.where(at); p != nil {
+		return p, form
 	}
 	for i := range n {
 		for hk := range s.hkv {
 			s.read(buf[(i*s.hkv+hk)*s.width:][:s.width], at+i, hk)
 		}
 	}
-	return buf
+	return unsafe.Pointer(&buf[0]), kvF32
 }
 
 // decodeRun is where key j lies, and how many of decodeBlock from there on, up to
@@ -131,16 +165,15 @@ func (kv *kvSource[T]) decodeRun(s attnSeq, j, to int) (at, there int) {
 }
 
 // scores fills p with those of at most decodeRows heads, from head r of key head
-// hk on, with n keys, the row of hk of the first of which is k. What is not a multiple
-// of 4 goes one by
-// one, each as four of its kind.
-func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r int, k []T, n, ahead int) {
+// hk on, with n keys, the row of hk of the first of which is k. What is not a
+// multiple of 4 goes one by one, each as four of its kind.
+func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r int, k unsafe.Pointer, form kvForm, n, ahead int) {
 	q := f32p(f.q[(s.q0*f.hq+hk*f.g+r)*f.d:])
-	rows, scale, four := min(decodeRows, f.g-r), float32(f.scale), n&^3
+	rows, scale, four, ldk := min(decodeRows, f.g-r), float32(f.scale), n&^3, f.hkv*f.d*form.size()
 	if four > 0 {
-		attnScores(f32p(p), ldp*4, q, f32p(k), f.hkv*f.d*4, ahead, rows, four, f.d, scale)
+		attnScores(form, f32p(p), ldp*4, q, k, ldk, ahead, rows, four, f.d, scale)
 	}
 	for i := four; i < n; i++ {
-		attnScores(f32p(p[i:]), ldp*4, q, f32p(k[i*f.hkv*f.d:]), 0, ahead, rows, 4, f.d, scale)
+		attnScores(form, f32p(p[i:]), ldp*4, q, unsafe.Add(k, i*ldk), 0, ahead, rows, 4, f.d, scale)
 	}
 }

@@ -2,9 +2,12 @@
 
 package native
 
+import "unsafe"
+
 // This file stands in for attention_decode_amd64.s; its caller asks decodes first.
 
-func attnScores(p *float32, ldp int, q, k *float32, ldk, ahead, rows, keys, d int, scale float32) {}
+func attnScores(form kvForm, p *float32, ldp int, q *float32, k unsafe.Pointer, ldk, ahead, rows, keys, d int, scale float32) {
+}
 
-func attnValues(o *float32, ldo int, p *float32, ldp int, v *float32, ldv, ahead, rows, keys, d int) {
+func attnValues(form kvForm, o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv, ahead, rows, keys, d int) {
 }

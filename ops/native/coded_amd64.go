@@ -2,6 +2,8 @@
 
 package native
 
+import "unsafe"
+
 // This file binds coded_amd64.s.
 
 //go:noescape
@@ -70,6 +72,9 @@ func panelBF16(t *panelTile)
 
 //go:noescape
 func panelF16(t *panelTile)
+
+//go:noescape
+func fetchLines(p unsafe.Pointer, n int)
 
 // run computes the panel's product.
 func (t *panelTile) run(c Coding) {

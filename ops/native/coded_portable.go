@@ -2,6 +2,8 @@
 
 package native
 
+import "unsafe"
+
 // This file stands in for coded_amd64.s; its caller asks inAssembly first.
 
 func codedSteps(Coding) (step int, of func(y *float32, x *byte, n int)) { return 1, nil }
@@ -9,3 +11,5 @@ func codedSteps(Coding) (step int, of func(y *float32, x *byte, n int)) { return
 func (t *codedTile) stream(Coding) {}
 
 func (t *panelTile) run(Coding) {}
+
+func fetchLines(unsafe.Pointer, int) {}

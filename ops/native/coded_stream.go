@@ -94,7 +94,14 @@ type streamArgs struct {
 	of           [4]codedArgs
 	n            int
 	units, lanes int
-	next         [streamLanes]int64 // units of each lane that are taken
+	next         [streamLanes]laneUnits
+}
+
+// laneUnits counts the units of a lane that are taken. It fills a cache line: the
+// cores do not wait for each other's.
+type laneUnits struct {
+	taken int64
+	_     [56]byte
 }
 
 // streamLanes is the most lanes.
@@ -108,11 +115,13 @@ func (g *streamArgs) launch() {
 }
 
 func linearStreamLane(g *streamArgs, lane int) {
+	// All of x at once: it may come from another core's cache.
+	fetchLines(unsafe.Pointer(&g.of[0].x[0]), g.of[0].m*g.of[0].k*4)
 	for i := range g.lanes {
 		l := (lane + i) % g.lanes
 		start, end := l*g.units/g.lanes, (l+1)*g.units/g.lanes
 		for {
-			unit := start + int(atomic.AddInt64(&g.next[l], 1)) - 1
+			unit := start + int(atomic.AddInt64(&g.next[l].taken, 1)) - 1
 			if unit >= end {
 				break
 			}

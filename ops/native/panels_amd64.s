@@ -26,3 +26,17 @@ TEXT ·panelBF16(SB), NOSPLIT, $0-8
 // func panelF16(t *panelTile)
 TEXT ·panelF16(SB), NOSPLIT, $0-8
 #include "panels_tile_amd64.h"
+
+// func fetchLines(p unsafe.Pointer, n int)
+//
+// It asks for the cache lines of n > 0 bytes.
+TEXT ·fetchLines(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), SI
+	MOVQ n+8(FP), CX
+
+line:
+	PREFETCHT0 (SI)
+	ADDQ $64, SI
+	SUBQ $64, CX
+	JG   line
+	RET

@@ -1,0 +1,51 @@
+// The steps of the two bodies that attention_decode_amd64.s includes.
+
+// DOT adds 16 of d of a query, at q, to its sums with four keys.
+#define DOT(q, c0, c1, c2, c3) \
+	VMOVUPS     q, Z20       \
+	VFMADD231PS Z16, Z20, c0 \
+	VFMADD231PS Z17, Z20, c1 \
+	VFMADD231PS Z18, Z20, c2 \
+	VFMADD231PS Z19, Z20, c3
+
+// SCORES sums the lanes of four sums and stores the four, times Z31, at (DI)
+// of a row of p; the order of the additions is that of a tree.
+#define SCORES(c0, c1, c2, c3) \
+	VUNPCKLPS     c1, c0, Z20    \
+	VUNPCKHPS     c1, c0, Z21    \
+	VADDPS        Z21, Z20, Z20  \
+	VUNPCKLPS     c3, c2, Z21    \
+	VUNPCKHPS     c3, c2, Z22    \
+	VADDPS        Z22, Z21, Z21  \
+	VUNPCKLPD     Z21, Z20, Z22  \
+	VUNPCKHPD     Z21, Z20, Z23  \
+	VADDPS        Z23, Z22, Z22  \
+	VEXTRACTF64X4 $1, Z22, Y23   \
+	VADDPS        Y23, Y22, Y22  \
+	VEXTRACTF32X4 $1, Y22, X23   \
+	VADDPS        X23, X22, X22  \
+	VMULPS        X31, X22, X22  \
+	VMOVUPS       X22, (DI)      \
+	ADDQ          R8, DI
+
+// ROW adds a value times the probability at p to the sums of a row.
+#define ROW(p, c0, c1, c2, c3) \
+	VBROADCASTSS p, Z20      \
+	VFMADD231PS  Z16, Z20, c0 \
+	VFMADD231PS  Z17, Z20, c1 \
+	VFMADD231PS  Z18, Z20, c2 \
+	VFMADD231PS  Z19, Z20, c3
+
+#define LOADROW(c0, c1, c2, c3) \
+	VMOVUPS (DI), c0    \
+	VMOVUPS 64(DI), c1  \
+	VMOVUPS 128(DI), c2 \
+	VMOVUPS 192(DI), c3 \
+	ADDQ R8, DI
+
+#define STOREROW(c0, c1, c2, c3) \
+	VMOVUPS c0, (DI)    \
+	VMOVUPS c1, 64(DI)  \
+	VMOVUPS c2, 128(DI) \
+	VMOVUPS c3, 192(DI) \
+	ADDQ R8, DI
