@@ -177,6 +177,16 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 			g.tensor(layer+"attn_k_b.weight", []int{c.Heads, c.Latent.KVRank, c.Latent.Nope}, keys)
 			g.tensor(layer+"attn_v_b.weight", []int{c.Heads, c.Latent.V, c.Latent.KVRank}, values)
 			continue
+		case strings.HasSuffix(p.Name, ".experts.gate_proj.weight") && c.Type == "deepseek_v3": // the newer form, with up_proj
+			up := graph.Data[float32](m.Params().Get(strings.Replace(p.Name, "gate_proj", "up_proj", 1)).Tensor())
+			var both []float32
+			for n := p.Type.Shape[1] * p.Type.Shape[2]; len(w) > 0; w, up = w[n:], up[n:] {
+				both = append(append(both, w[:n]...), up[:n]...)
+			}
+			g.tensor(strings.Replace(names.Replace(p.Name), "ffn_gate_exps", "ffn_gate_up_exps", 1), []int{p.Type.Shape[0], 2 * p.Type.Shape[1], p.Type.Shape[2]}, both)
+			continue
+		case strings.HasSuffix(p.Name, ".experts.up_proj.weight") && c.Type == "deepseek_v3":
+			continue
 		}
 		shape := p.Type.Shape
 		if strings.Contains(p.Name, "_conv1d.") {

@@ -105,6 +105,32 @@ var kimiGGUF = ggufForm{name: "kimi-linear", norms: llamaNorms, latent: true, mo
 	}
 }}
 
+// fusedExperts finds the stack [E,2F,D] in which newer files have gate_proj (half
+// 0) and up_proj (half 1) of each expert one after the other.
+func (s *source) fusedExperts(param string) (t *checkpoint.Tensor, half int) {
+	layer, kind, ok := strings.Cut(param, ".mlp.experts.")
+	half = slices.Index([]string{"gate_proj.weight", "up_proj.weight"}, kind)
+	if s.gguf == nil || !ok || half < 0 {
+		return nil, 0
+	}
+	t, _ = s.ck.Lookup("blk." + strings.TrimPrefix(layer, "model.layers.") + ".ffn_gate_up_exps.weight")
+	return t, half
+}
+
+// readHalf fills a stack [E,F,D] from a half of each expert.
+func readHalf(p *graph.Param, t *checkpoint.Tensor, half int) error {
+	w, experts := graph.Data[float32](p.Tensor()), p.Type.Shape[0]
+	n := len(w) / experts
+	both := make([]float32, 2*n)
+	for e := range experts {
+		if err := t.Float32Rows(both, e, 1); err != nil {
+			return err
+		}
+		copy(w[e*n:(e+1)*n], both[half*n:])
+	}
+	return nil
+}
+
 // splitKV finds the two halves that GGUF makes of kv_b_proj: keys [H,KVRank,Nope]
 // and values [H,V,KVRank].
 func (s *source) splitKV(param string) []*checkpoint.Tensor {

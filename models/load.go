@@ -179,6 +179,13 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			from[p.Name] = halves
 			continue
 		}
+		if t, _ := s.fusedExperts(p.Name); t != nil {
+			if used[t.Name()] = true; !slices.Equal(t.Shape(), []int{want[0], 2 * want[1], want[2]}) {
+				shapes = append(shapes, fmt.Sprintf("%s is %s, the config says %s", t.Name(), graph.Dims(t.Shape()), graph.Dims([]int{want[0], 2 * want[1], want[2]})))
+			}
+			from[p.Name] = []*checkpoint.Tensor{t}
+			continue
+		}
 		if len(names) > 1 {
 			want = want[1:]
 		}
@@ -258,7 +265,9 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		if err != nil {
 			return report, err
 		}
-		if len(parts) > 1 && s.gguf != nil {
+		if fused, half := s.fusedExperts(want.Name); fused != nil {
+			err = readHalf(p, fused, half)
+		} else if len(parts) > 1 && s.gguf != nil {
 			err = m.readKV(p, parts)
 		} else if len(parts) > 1 {
 			err = readStack(p, parts, codes)
