@@ -30,6 +30,13 @@ func BenchmarkTrainStep(b *testing.B) {
 		{"bf16", func(b *graph.Builder) (*graph.Builder, *autocast.Report, error) {
 			return autocast.BF16(b, autocast.Filter{})
 		}},
+		{"fp8 and bf16", func(b *graph.Builder) (*graph.Builder, *autocast.Report, error) {
+			b, _, err := autocast.FP8(b, autocast.Options{})
+			if err != nil {
+				return nil, nil, err
+			}
+			return autocast.BF16(b, autocast.Filter{})
+		}},
 	} {
 		b.Run(p.name, func(b *testing.B) {
 			m := newModel(b, c)
@@ -38,7 +45,7 @@ func BenchmarkTrainStep(b *testing.B) {
 			g.Output("loss", loss)
 			g, _, err := p.pass(g)
 			require.NoError(b, err)
-			d := newDescent(b, g)
+			d := newSharing(b, g)
 			run, err := d.run.Plan().Native() // that of the tests fills its arena first
 			require.NoError(b, err)
 			f := graph.Feeds{"tokens": optest.Ints("tokens", 8*128, 256), "labels": optest.Ints("labels", 8*128, 256)}

@@ -166,3 +166,52 @@ func TestCompareCounts(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, none.Worst())
 }
+
+// TestShareHasTheSameBits: what ops.Share finds out once gives the training that
+// finds it out for every product.
+func TestShareHasTheSameBits(t *testing.T) {
+	fp8 := func(r autocast.Recipe) func(b *graph.Builder) (*graph.Builder, error) {
+		return func(b *graph.Builder) (*graph.Builder, error) {
+			b, _, err := autocast.FP8(b, autocast.Options{Recipe: r, Filter: small})
+			return b, err
+		}
+	}
+	bf16 := func(b *graph.Builder) (*graph.Builder, error) {
+		b, _, err := autocast.BF16(b, autocast.Filter{})
+		return b, err
+	}
+	for name, passes := range map[string][]func(b *graph.Builder) (*graph.Builder, error){
+		"float32": nil, "bf16": {bf16}, "fp8": {fp8(nil)}, "delayed fp8 and bf16": {fp8(autocast.Delayed{History: 2}), bf16},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var losses [2][]float32
+			var ops [2]map[string]int
+			for i, compile := range []func(t testing.TB, b *graph.Builder) *descent{newDescent, newSharing} {
+				b := lossGraph(t, newModel(t, tiny))
+				for _, pass := range passes {
+					var err error
+					b, err = pass(b)
+					require.NoError(t, err)
+				}
+				d := compile(t, b)
+				for k := range 4 {
+					losses[i] = append(losses[i], d.step(t, feeds(tiny, k)))
+				}
+				ops[i] = map[string]int{}
+				for _, n := range d.run.Plan().Nodes() {
+					if n.Op() != nil {
+						ops[i][n.Op().Name()]++
+					}
+				}
+			}
+			require.Equal(t, losses[0], losses[1])
+			switch {
+			case len(passes) == 0:
+				require.Equal(t, ops[0], ops[1])
+			case name == "fp8":
+				require.NotZero(t, ops[1]["swiglu_measured"])
+				require.NotZero(t, ops[1]["swiglu_grad_measured"])
+			}
+		})
+	}
+}

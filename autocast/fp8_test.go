@@ -64,7 +64,23 @@ func newDescent(t testing.TB, b *graph.Builder) *descent {
 	d.grads, err = b.Grad(d.loss, d.params...)
 	require.NoError(t, err)
 	require.NoError(t, graph.Verify(b))
-	plan, err := b.Plan(append([]*graph.Node{d.loss}, d.grads...)...)
+	return d.compile(t)
+}
+
+// newSharing is newDescent after ops.Share.
+func newSharing(t testing.TB, b *graph.Builder) *descent {
+	t.Helper()
+	d := newDescent(t, b)
+	outputs, err := ops.Share(append([]*graph.Node{d.loss}, d.grads...)...)
+	require.NoError(t, err)
+	require.NoError(t, graph.Verify(outputs[0].Builder()))
+	d.loss, d.grads = outputs[0], outputs[1:]
+	return d.compile(t)
+}
+
+func (d *descent) compile(t testing.TB) *descent {
+	t.Helper()
+	plan, err := d.loss.Builder().Plan(append([]*graph.Node{d.loss}, d.grads...)...)
 	require.NoError(t, err)
 	d.run, err = plan.Native(graph.Poison())
 	require.NoError(t, err)

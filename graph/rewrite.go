@@ -32,6 +32,34 @@ func RewriteInto(dst, src *Builder, sub Substitute) error {
 	return rewriteInto(dst, src, src.nodes, map[*Node][]*Node{}, sub)
 }
 
+// RewriteOutputs is Rewrite of what the outputs need, before or after Grad, and
+// returns what became of them. After it no gradient is taken of the new graph and
+// Recompute finds nothing to do: both come before.
+func RewriteOutputs(sub Substitute, outputs ...*Node) ([]*Node, error) {
+	if len(outputs) == 0 || outputs[0].missing() {
+		return nil, errors.New("rewrite: no outputs")
+	}
+	b := outputs[0].Builder()
+	if b.err != nil {
+		return nil, b.err
+	}
+	for i, o := range outputs {
+		if o.bad() || o.b != b.shared {
+			return nil, fmt.Errorf("rewrite: output %d is not a node of this graph", i)
+		}
+	}
+	nb, became, err := rewrite(b, ancestors(b, outputs), sub)
+	if err != nil {
+		return nil, err
+	}
+	nb.graded = true
+	list := make([]*Node, len(outputs))
+	for i, o := range outputs {
+		list[i] = became[o][0]
+	}
+	return list, nil
+}
+
 // rewrite rebuilds the given nodes, inputs before users, and tells what became
 // of each.
 func rewrite(b *Builder, nodes []*Node, sub Substitute) (*Builder, map[*Node][]*Node, error) {

@@ -140,6 +140,15 @@ type result struct {
 	Offset int
 }
 
+// ResultOf says that n is result i of an op that has several, the node of.
+func (n *Node) ResultOf() (of *Node, i int, ok bool) {
+	r, ok := n.op.(result)
+	if !ok {
+		return nil, 0, false
+	}
+	return n.in[0], r.Index, true
+}
+
 func (result) Name() string                   { return "result" }
 func (result) Alias() int                     { return 0 }
 func (r result) Infer([]Type) ([]Type, error) { return []Type{r.Type}, nil }

@@ -17,6 +17,12 @@ func init() {
 		Doc:    "linear in 8-bit floats for training, dynamic or delayed steps",
 		NoGrad: []int{2, 3, 4},
 		Native: floats(fp8Linear[float32], fp8Linear[float64]),
+		Together: func(calls []graph.Call) error {
+			if calls[0].Out[0].DType == dtype.Float64 {
+				return fp8Linears[float64](calls)
+			}
+			return fp8Linears[float32](calls)
+		},
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])
 		},
@@ -155,33 +161,77 @@ func (o FP8LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 }
 
 func fp8Linear[T native.Float](c *graph.Call) error {
-	r := c.Op.(FP8LinearOp).Recipe
-	x, w := c.In[0], c.In[1]
-	sx, sw := fp8State(graph.Data[float32](c.In[2])), fp8State(graph.Data[float32](c.In[3]))
-	for i, s := range []fp8State{sx, sw, graph.Data[float32](c.In[4])} {
+	x := fp8Operand[T]{x: graph.Data[T](c.In[0])}
+	return x.linear(c, c.Op.(FP8LinearOp), c.In)
+}
+
+// fp8Linears are linears of one x.
+func fp8Linears[T native.Float](calls []graph.Call) error {
+	x := fp8Operand[T]{x: graph.Data[T](calls[0].In[0])}
+	for i := range calls {
+		c := &calls[i]
+		if err := x.linear(c, c.Op.(FP8LinearOp), c.In); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fp8Operand is x for the linears that read it: measured once, and quantised
+// once for those that follow each other with one step.
+type fp8Operand[T native.Float] struct {
+	x        []T
+	measured bool
+	amax     float32
+	nan      int
+
+	codes  []byte // of step and format; nil: none yet
+	step   float32
+	format native.FP8
+}
+
+// quantize makes codes of x.
+func (x *fp8Operand[T]) quantize(codes []byte, step float32, f native.FP8) {
+	if x.codes != nil && x.step == step && x.format == f {
+		copy(codes, x.codes)
+	} else {
+		native.FP8TensorQuantize(codes, x.x, step, f)
+	}
+	x.codes, x.step, x.format = codes, step, f
+}
+
+// linear runs o on the inputs in of a call.
+func (x *fp8Operand[T]) linear(c *graph.Call, o FP8LinearOp, in []graph.Tensor) error {
+	r, w := o.Recipe, in[1]
+	sx, sw := fp8State(graph.Data[float32](in[2])), fp8State(graph.Data[float32](in[3]))
+	for i, s := range []fp8State{sx, sw, graph.Data[float32](in[4])} {
 		if err := r.check(s, stateName(c, 2+i)); err != nil {
 			return err
 		}
 	}
-	m, n, k := rows(x.Type), w.Shape[0], w.Shape[1]
+	m, n, k := rows(in[0].Type), w.Shape[0], w.Shape[1]
 	head, codes := headAndCodes[T](c.Out[1], m*k)
 	clear(head)
 	f := r.Format.Forward()
 	copyW, version := fp8WeightOf(c, 1)
 	amaxW, nanW := copyW.measure(w, version)
-	amaxX, nanX := native.FP8TensorAmax(graph.Data[T](x))
 	fresh := sw.replaced(amaxW)
-	stepX, stepW := r.step(sx, amaxX, f, fresh), r.step(sw, amaxW, f, fresh)
+	stepW := r.step(sw, amaxW, f, fresh)
+	codesW := copyW.acquire(w, version, stepW, f) // while the cache holds what was measured
+	defer copyW.release()
+	if !x.measured {
+		x.amax, x.nan = native.FP8TensorAmax(x.x)
+		x.measured = true
+	}
+	stepX := r.step(sx, x.amax, f, fresh)
 	head[headStepX], head[headStepW] = T(stepX), T(stepW)
-	head[headAmaxX], head[headAmaxW] = T(amaxX), T(amaxW)
-	head[headNaNX], head[headNaNW] = T(nanX), T(nanW)
+	head[headAmaxX], head[headAmaxW] = T(x.amax), T(amaxW)
+	head[headNaNX], head[headNaNW] = T(x.nan), T(nanW)
 	if fresh {
 		head[headFresh] = 1
 	}
-	native.FP8TensorQuantize(codes, graph.Data[T](x), stepX, f)
-	codesW := copyW.acquire(w, version, stepW, f)
-	native.FP8TensorMatMul(graph.Data[T](c.Out[0]), codes, f, stepX, codesW, f, stepW, data[T](c.In, 5), m, n, k, false, true)
-	copyW.release()
+	x.quantize(codes, stepX, f)
+	native.FP8TensorMatMul(graph.Data[T](c.Out[0]), codes, f, stepX, codesW, f, stepW, data[T](in, 5), m, n, k, false, true)
 	return nil
 }
 
@@ -220,7 +270,12 @@ func (fp8LinearGradG) Infer(in []graph.Type) ([]graph.Type, error) {
 }
 
 func fp8LinearGradGBody[T native.Float](c *graph.Call) error {
-	r := c.Op.(fp8LinearGradG).Recipe
+	amax, nan := native.FP8TensorAmax(graph.Data[T](c.In[0]))
+	return fp8GradG[T](c, c.Op.(fp8LinearGradG).Recipe, amax, nan)
+}
+
+// fp8GradG quantises a dy that was measured.
+func fp8GradG[T native.Float](c *graph.Call, r FP8Recipe, amax float32, nan int) error {
 	dy := graph.Data[T](c.In[0])
 	kept := graph.Data[T](c.In[1])
 	sx, sw, sg := fp8State(graph.Data[float32](c.In[2])), fp8State(graph.Data[float32](c.In[3])), fp8State(graph.Data[float32](c.In[4]))
@@ -228,7 +283,6 @@ func fp8LinearGradGBody[T native.Float](c *graph.Call) error {
 	clear(head)
 	f := r.Format.Backward()
 	fresh := kept[headFresh] == 1
-	amax, nan := native.FP8TensorAmax(dy)
 	step := r.step(sg, amax, f, fresh)
 	head[0] = T(step)
 	native.FP8TensorQuantize(codes, dy, step, f)

@@ -10,6 +10,7 @@ import (
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops"
 )
 
 // ignored is the label that does not count, ops.IgnoreIndex.
@@ -102,8 +103,11 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 			if outputs, err = graph.Recompute(layerOf, outputs...); err != nil {
 				return nil, err
 			}
-			b = outputs[0].Builder()
 		}
+		if outputs, err = ops.Share(outputs...); err != nil {
+			return nil, err
+		}
+		b = outputs[0].Builder()
 	}
 	if err := graph.Verify(b); err != nil {
 		return nil, err

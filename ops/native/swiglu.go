@@ -1,5 +1,7 @@
 package native
 
+import "math"
+
 // This file is SwiGLU and its gradient.
 
 // SwiGLU computes y[n] = silu(gate) up, silu(x) = x / (1 + e^-x). y may be gate
@@ -63,4 +65,63 @@ func swiGLUGradUnit[T Float](a *gluArgs[T], unit int) {
 		a.dgate[i] = dy * u * s * (1 + g*(1-s))
 		a.dup[i] = dy * g * s
 	}
+}
+
+// SwiGLUMeasured is SwiGLU of all of gate, and FP8TensorAmax of y.
+func SwiGLUMeasured(y, gate, up []float32) (amax float32, nan int) {
+	units := ceilDiv(len(gate), unitElements)
+	a := gluMeasuredArgs{gluArgs: gluArgs[float32]{y: y, gate: gate, up: up, n: len(gate)}, found: scratch32.take(2 * units)}
+	swiGLUMeasured.launch(units, a)
+	amax, nan = foundOf(a.found)
+	scratch32.give(a.found)
+	return amax, nan
+}
+
+// SwiGLUGradMeasured is SwiGLUGrad of all of gate, and FP8TensorAmax of dgate and
+// of dup.
+func SwiGLUGradMeasured(dgate, dup, dy, gate, up []float32) (amax [2]float32, nan [2]int) {
+	units := ceilDiv(len(gate), unitElements)
+	a := gluMeasuredArgs{
+		gluArgs: gluArgs[float32]{y: dy, gate: gate, up: up, dgate: dgate, dup: dup, n: len(gate)},
+		found:   scratch32.take(4 * units),
+	}
+	swiGLUMeasured.launch(units, a)
+	amax[0], nan[0] = foundOf(a.found[:2*units])
+	amax[1], nan[1] = foundOf(a.found[2*units:])
+	scratch32.give(a.found)
+	return amax, nan
+}
+
+// gluMeasuredArgs add what each unit finds: the largest magnitude and the number
+// of NaN, in bits, of each result.
+type gluMeasuredArgs struct {
+	gluArgs[float32]
+	found []float32
+}
+
+var swiGLUMeasured = newKernel(swiGLUMeasuredUnit)
+
+func swiGLUMeasuredUnit(a *gluMeasuredArgs, unit int) {
+	from, to := unitRange(unit, a.n)
+	keep := func(at int, x []float32) {
+		m, nan := amaxOf(x[from:to])
+		a.found[at], a.found[at+1] = m, math.Float32frombits(uint32(nan))
+	}
+	if a.dgate == nil {
+		swiGLUUnit(&a.gluArgs, unit)
+		keep(2*unit, a.y)
+		return
+	}
+	swiGLUGradUnit(&a.gluArgs, unit)
+	keep(2*unit, a.dgate)
+	keep(len(a.found)/2+2*unit, a.dup)
+}
+
+// foundOf combines what units found.
+func foundOf(found []float32) (amax float32, nan int) {
+	for i := 0; i < len(found); i += 2 {
+		amax = max(amax, found[i])
+		nan += int(math.Float32bits(found[i+1]))
+	}
+	return amax, nan
 }
