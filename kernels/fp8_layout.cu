@@ -5,6 +5,7 @@
 // fp8_align: rows of codes copied to rows at a multiple of 16 bytes, a thread 16 of them.
 // fp8_widen_TYPE: codes of E4M3 times their steps, rounded once. A thread owns 16 codes of a row; paired codes lie in the order
 // that fp8_stream_sm90.cu reads. Rows aligned to 16 bytes. All GPUs, widening from sm_89.
+// fp8_values_TYPE_FORMAT: codes of any shape times their steps, rounded to f32 and then to the type. A thread owns 8 of a row.
 #include "fp8.cuh"
 
 namespace {
@@ -113,5 +114,32 @@ template <class T> __device__ __forceinline__ void widen(const Params& p) {
   }
 #endif
 }
+// The value of a code: its bits where a float has them, scaled to the format's exponents, which is exact.
+template <bool E5M2> __device__ __forceinline__ float value_of(uint32_t code) {
+  const uint32_t a = code & 0x7f;
+  if (a > (E5M2 ? 0x7cu : 0x7eu)) return __uint_as_float(0x7fffffff);
+  if (E5M2 && a == 0x7c) return __uint_as_float((code & 0x80) << 24 | 0x7f800000);
+  const float v = __uint_as_float(a << (E5M2 ? 21 : 20)) * (E5M2 ? 0x1p112f : 0x1p120f);
+  return code & 0x80 ? -v : v;
+}
+template <class T, bool E5M2> __device__ __forceinline__ void values(const Params& p) {
+  grid_wait();
+  const long parts = (p.cols + 7) / 8, i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.rows * parts) return;
+  const long r = i / parts, c = i % parts * 8;
+  const float step = p.steps[(p.row_block ? r / p.row_block : 0) * p.step_row + c / 128 * p.step_block];
+  const uint8_t* from = p.codes + r * p.codes_stride + c;
+  T* y = (T*)p.y + r * p.y_stride + c;
+#pragma unroll
+  for (int k = 0; k < 8; k++)
+    if (c + k < p.cols) y[k] = from_float<T>(value_of<E5M2>(from[k]) * step);
+}
+#define VALUES(T)                                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(256) fp8_values_##T##_e4m3(const __grid_constant__ Params p) { values<T, false>(p); }   \
+  extern "C" __global__ void __launch_bounds__(256) fp8_values_##T##_e5m2(const __grid_constant__ Params p) { values<T, true>(p); }
+VALUES(bf16)
+VALUES(f16)
+VALUES(f32)
+
 extern "C" __global__ void __launch_bounds__(256) fp8_widen_bf16(const __grid_constant__ Params p) { widen<bf16>(p); }
 extern "C" __global__ void __launch_bounds__(256) fp8_widen_f16(const __grid_constant__ Params p) { widen<f16>(p); }

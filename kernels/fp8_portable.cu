@@ -6,6 +6,8 @@
 // With DUAL, w is [2F,K], the block's columns are half of its first half and half of its second, interleaved by 8 so that a
 // thread holds both of a pair: y[M,F] = silu(first) * second. Epilogue as in fp8_gemm_sm90.cu. Rows aligned to 16
 // bytes. Empty on sm_80. It needs local memory: 40 bytes.
+// fp8_portable_exact: codes become f16 in registers, whose products and sums keep what those of codes drop (the tensor cores add
+// 8-bit floats up in 14 bits), and the gate takes an exact exponential: for results in f32.
 #include "fp8.cuh"
 #include "mma.cuh"
 
@@ -26,9 +28,11 @@ struct e5m2 {};
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-template <class A, class B> __device__ __forceinline__ void mma16832(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <class A, class B> struct Mma {
+  static __device__ __forceinline__ void codes(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+};
 #define MMA(A, B)                                                                                                                             \
-  template <> __device__ __forceinline__ void mma16832<A, B>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {               \
+  template <> __device__ __forceinline__ void Mma<A, B>::codes(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {             \
     asm volatile("mma.sync.aligned.m16n8k32.row.col.f32." #A "." #B ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"              \
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                                             \
@@ -37,10 +41,26 @@ MMA(e4m3, e4m3)
 MMA(e4m3, e5m2)
 MMA(e5m2, e4m3)
 MMA(e5m2, e5m2)
+template <class A> __device__ __forceinline__ uint32_t half2_of(uint32_t codes);
+template <> __device__ __forceinline__ uint32_t half2_of<e4m3>(uint32_t codes) { return fp8_widen<f16>(codes); }
+template <> __device__ __forceinline__ uint32_t half2_of<e5m2>(uint32_t codes) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(r) : "h"((uint16_t)codes));
+  return r;
+}
+// The same product by halves of the fragments: the first two of each four codes are k 0..7 of the f16 product and the others 8..15.
+template <class A, class B> __device__ __forceinline__ void exact(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint32_t lo = a[2 * i], hi = a[2 * i + 1], b = i ? b1 : b0;
+    const uint32_t f[4] = {half2_of<A>(lo), half2_of<A>(hi), half2_of<A>(lo >> 16), half2_of<A>(hi >> 16)};
+    mma16816<f16>(c, f, half2_of<B>(b), half2_of<B>(b >> 16));
+  }
+}
 #endif
 }  // namespace
 
-template <class A, class B, int ROWS, int THREADS, int STAGES, bool DUAL, bool BLOCK> __device__ __forceinline__ void gemm(const Params& p) {
+template <class A, class B, int ROWS, int THREADS, int STAGES, bool DUAL, bool BLOCK, bool EXACT> __device__ __forceinline__ void gemm(const Params& p) {
 #if __CUDA_ARCH__ >= 890
   constexpr int COLS = 128, BK = 64, LINE = 80, STAGE = (ROWS + COLS) * LINE, WARPS = THREADS / 32;
   constexpr int WARP_ROWS = 32, WARPS_M = ROWS / WARP_ROWS, WARPS_N = WARPS / WARPS_M, WARP_COLS = COLS / WARPS_N, TILES = WARP_COLS / 8;
@@ -94,8 +114,13 @@ template <class A, class B, int ROWS, int THREADS, int STAGES, bool DUAL, bool B
         ldmatrix4(b, stage + (ROWS + wc + j * 16 + (lane & 7) + (lane >> 4) * 8) * LINE + kk * 32 + (lane >> 3 & 1) * 16);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          mma16832<A, B>(d[i][2 * j], a[i], b[0], b[1]);
-          mma16832<A, B>(d[i][2 * j + 1], a[i], b[2], b[3]);
+          if (EXACT) {
+            exact<A, B>(d[i][2 * j], a[i], b[0], b[1]);
+            exact<A, B>(d[i][2 * j + 1], a[i], b[2], b[3]);
+          } else {
+            Mma<A, B>::codes(d[i][2 * j], a[i], b[0], b[1]);
+            Mma<A, B>::codes(d[i][2 * j + 1], a[i], b[2], b[3]);
+          }
         }
       }
     }
@@ -139,7 +164,7 @@ template <class A, class B, int ROWS, int THREADS, int STAGES, bool DUAL, bool B
             float u = sum[i][j][2 * half + e] * (fx * (p.steps.w ? p.steps.w[(long)c * p.steps.w_row] : 1.f));
             if (DUAL) {
               const float v = sum[i][j + DUAL][2 * half + e] * (fx * (p.steps.w ? p.steps.w[(long)(p.n + c) * p.steps.w_row] : 1.f));
-              u = u / (1.f + __expf(-u)) * v;
+              u = u / (1.f + (EXACT ? expf(-u) : __expf(-u))) * v;
             }
             if (p.sink.bias) u += ((const float*)p.sink.bias)[c];
             if (p.sink.residual) u += to_float(((const typename Residual<Out>::T*)p.sink.residual)[r * p.sink.residual_stride + c]);
@@ -158,7 +183,10 @@ template <class A, class B, int ROWS, int THREADS, int STAGES, bool DUAL, bool B
 
 #define KERNEL(A, B, ROWS, THREADS, STAGES, DUAL, BLOCK, NAME)                                                                      \
   extern "C" __global__ void __launch_bounds__(THREADS) fp8_portable_##A##_##B##_##NAME(const __grid_constant__ Params p) {         \
-    gemm<A, B, ROWS, THREADS, STAGES, DUAL, BLOCK>(p);                                                                              \
+    gemm<A, B, ROWS, THREADS, STAGES, DUAL, BLOCK, false>(p);                                                                       \
+  }                                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(THREADS) fp8_portable_exact_##A##_##B##_##NAME(const __grid_constant__ Params p) {   \
+    gemm<A, B, ROWS, THREADS, STAGES, DUAL, BLOCK, true>(p);                                                                        \
   }
 #define PORTABLE(A, B)                                      \
   KERNEL(A, B, 128, 256, 4, false, false, 128)              \

@@ -95,6 +95,24 @@ func (r FP8Recipe) String() string {
 	return s + ", " + r.Format.String()
 }
 
+// WeightStep is the step that a forward pass takes for a weight of the largest magnitude amax, given its state. Replaced says that
+// the weight is another one than the history's: then the histories of all operands are left aside.
+func (r FP8Recipe) WeightStep(state []float32, amax float32) (step float32, replaced bool) {
+	s := fp8State(state)
+	replaced = s.replaced(amax)
+	return r.step(s, amax, r.Format.Forward(), replaced), replaced
+}
+
+// HistoryStep is the step that a forward pass takes for x from its state alone; known is false where it takes that of x's own
+// largest magnitude.
+func (r FP8Recipe) HistoryStep(state []float32) (step float32, known bool) {
+	s := fp8State(state)
+	if r.History == 0 || s[fp8Filled] == 0 {
+		return 0, false
+	}
+	return r.step(s, 0, r.Format.Forward(), false), true
+}
+
 // The state of an operand is float32 [fp8History + History]; zeros are an
 // operand that no training step has seen.
 const (

@@ -26,6 +26,7 @@ var cudaForward = map[string]bool{
 	"append_rotary":     true,
 	"attention":         true,
 	"cross_entropy":     true,
+	"dequantize":        true,
 	"embedding":         true,
 	"experts":           true,
 	"fp8_experts":       true,

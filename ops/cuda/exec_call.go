@@ -48,6 +48,7 @@ type Call struct {
 	p      *program
 	queued []queued
 	note   string // what the plan says of the step beside its kernels
+	codes  *coded // where an FP8 product leaves codes in place of its result
 	mixed  bool   // what is queued now runs only when a request brings several tokens
 }
 

@@ -3,10 +3,12 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // The bodies of the FP8 ops.
@@ -16,6 +18,7 @@ func init() {
 	Register("fp8_steps", fp8StepsBody)
 	Register("amax", amaxBody)
 	Register("quantize", quantizeBody)
+	Register("dequantize", dequantizeBody)
 	Register("fp8_matmul", fp8MatMulBody)
 }
 
@@ -39,6 +42,12 @@ func isLinear(n *graph.Node) bool {
 		return true
 	}
 	return false
+}
+
+// quantises says whether a node is an FP8 linear that multiplies codes.
+func quantises(n *graph.Node) bool {
+	o, ok := n.Op().(ops.FP8WeightLinearOp)
+	return ok && o.Activations != ops.Exact
 }
 
 // biasOf is the bias of a linear, nil without one.
@@ -138,11 +147,21 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 		}
 		return m.Launch(c)
 	}
-	w, err := c.p.fp8Weights(linears, exact, nil)
-	if err != nil {
-		return err
+	g := FP8Gemm{M: m.M, N: m.N, K: m.K, X: m.X, XType: m.Type, WType: E4M3, Y: m.Y, Out: m.Type, Residual: m.Residual, SwiGLU: m.SwiGLU, Exact: m.Type == F32}
+	var err error
+	var zw *Quantize
+	if at := linears[0].In()[1]; !exact && len(linears) == 1 && at.Param() == nil && at.Type().DType == dtype.Float32 {
+		zw = &Quantize{Type: m.Type, Format: E4M3, Rows: m.N, Cols: m.K, Dynamic: true, Steps: FP8Steps{Rows: 1}}
+		if zw.X, err = c.Input(1); err != nil {
+			return err
+		}
+	} else {
+		w, err := c.p.fp8Weights(linears, exact, nil)
+		if err != nil {
+			return err
+		}
+		g.W, g.WType, g.WStride, g.WSteps = w.codes, w.dt, w.stride, w.steps
 	}
-	g := FP8Gemm{M: m.M, N: m.N, K: m.K, X: m.X, XType: m.Type, W: w.codes, WType: w.dt, WStride: w.stride, WSteps: w.steps, Y: m.Y, Out: m.Type, Residual: m.Residual, SwiGLU: m.SwiGLU}
 	if m.F32Out {
 		g.Out = F32
 	}
@@ -156,7 +175,14 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 		}
 	}
 	if exact {
-		return c.fp8Product(g, nil)
+		return c.fp8Product(g, nil, nil)
+	}
+	if c.codes != nil {
+		g.Out, g.OutStep, g.Y, g.YStride = E4M3, c.codes.steps.At, c.codes.codes, c.codes.stride
+	}
+	if x, ok := c.p.coded[rootOf(c.In[0])]; ok {
+		g.X, g.XType, g.XStride, g.XSteps = x.codes, E4M3, x.stride, x.steps
+		return c.fp8Product(g, nil, zw)
 	}
 	z := Quantize{Type: m.Type, Format: E4M3, Rows: m.M, Cols: m.K, X: m.X}
 	if o.Activations == ops.StaticSteps {
@@ -164,54 +190,139 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 	} else {
 		z.Steps.Rows, z.Dynamic = 1, true
 	}
-	return c.fp8Product(g, &z)
+	return c.fp8Product(g, &z, zw)
 }
 
-// fp8Product launches a product with its scratch, behind the codes of its x when those are to be made.
-func (c *Call) fp8Product(g FP8Gemm, z *Quantize) error {
-	if z != nil {
-		g.XType, g.XStride, g.XSteps = z.Format, up16(g.K), z.Steps
+// fp8Product launches a product with its scratch, behind the codes of its x and w when those are to be made, and a copy of a wide
+// x whose rows do not lie at multiples of 16 bytes.
+func (c *Call) fp8Product(g FP8Gemm, x, w *Quantize) error {
+	if x != nil {
+		g.XType, g.XSteps = x.Format, x.Steps
+	}
+	if w != nil {
+		g.WType, g.WSteps = w.Format, w.Steps
 	}
 	scratch := g.ScratchBytes(c.Target())
-	if z != nil {
-		codes := up256(scratch)
-		steps := codes + up256(int64(g.M)*g.XStride)
-		all := c.Scratch(steps + 4*int64(max(g.M, 1)))
-		z.Codes, z.CodesStride = all.At(codes), g.XStride
-		if z.Dynamic {
-			z.Steps.At = all.At(steps)
-			if z.Steps.tensor() {
-				z.Flags = c.Flags(QuantizeFlags)
+	end := up256(scratch)
+	take := func(n int64) int64 {
+		at := end
+		end += up256(n)
+		return at
+	}
+	// Each is told where its part of the scratch starts, once that is as large as all need.
+	var order []func(Pointer) error
+	quantize := func(z *Quantize, at *Pointer, stride *int64, steps *FP8Steps) {
+		*stride = up16(g.K)
+		codes, made := take(int64(z.Rows)**stride), take(4*int64(max(z.Rows, 1)))
+		order = append(order, func(all Pointer) error {
+			z.Codes, z.CodesStride = all.At(codes), *stride
+			if z.Dynamic {
+				z.Steps.At = all.At(made)
+				if z.Steps.tensor() {
+					z.Flags = c.Flags(QuantizeFlags)
+				}
+			}
+			*at, *steps = z.Codes, z.Steps
+			return z.Launch(c)
+		})
+	}
+	if x != nil {
+		quantize(x, &g.X, &g.XStride, &g.XSteps)
+	}
+	if w != nil {
+		quantize(w, &g.W, &g.WStride, &g.WSteps)
+		g.Computed = true
+	}
+	if size := int64(g.XType.Size()); g.wide() && int64(g.K)*size%16 != 0 {
+		row := up16(g.K * int(size))
+		copied := take(int64(g.M) * row)
+		order = append(order, func(all Pointer) error {
+			from := g.X
+			g.X, g.XStride = all.At(copied), row/size
+			return AlignCodes{Rows: g.M, Cols: g.K * int(size), Codes: from, Y: g.X, YStride: row}.Launch(c)
+		})
+	}
+	if end > 0 {
+		all := c.Scratch(end)
+		for _, f := range order {
+			if err := f(all); err != nil {
+				return err
 			}
 		}
-		g.X, g.XSteps = z.Codes, z.Steps
-		if err := z.Launch(c); err != nil {
-			return err
+		if scratch > 0 {
+			g.Scratch = all
 		}
-	}
-	if scratch > 0 {
-		g.Scratch = c.Scratch(scratch)
 	}
 	return g.Launch(c)
 }
 
-// fp8LinearBody is the forward pass of a training linear: evaluation, which leaves the states as they are. An x whose largest
-// magnitude is infinite gets the step 1.
+// historyStep is where a run finds the step of x that the state of an FP8Linear leads to, or own: x's largest magnitude decides.
+// Which of the two it is must not change from the compilation on.
+func (c *Call) historyStep(r ops.FP8Recipe) (at Pointer, own bool) {
+	w, x, sw := c.In[1].Param(), c.In[2].Param(), c.In[3].Param()
+	if r.History == 0 {
+		return at, true
+	}
+	version, replaced := uint64(0), false
+	now := func() (step float32, known bool) {
+		if v := w.Version() + sw.Version() + 1; v != version {
+			amax, _ := native.FP8TensorAmax(as[float32](weightBytes(w, F32)))
+			_, replaced = r.WeightStep(graph.Data[float32](sw.Tensor()), amax)
+			version = v
+		}
+		step, known = r.HistoryStep(graph.Data[float32](x.Tensor()))
+		return step, known && !replaced
+	}
+	_, known := now()
+	c.Check([2]any{"history", c.Node}, func(graph.Feeds) error {
+		if _, is := now(); is != known {
+			return fmt.Errorf("fp8_linear: the state %s has a history to take the step from: %t, when the plan was compiled: %t; compile it again", x.Name, is, known)
+		}
+		return nil
+	})
+	if !known {
+		return at, true
+	}
+	return c.Prepared([2]any{"step", c.Node}, x.Name, 1, func(dst []int32, _ graph.Feeds) {
+		step, _ := now()
+		dst[0] = int32(math.Float32bits(step))
+	}), false
+}
+
+// fp8LinearBody is the forward pass of a training linear: evaluation, which leaves the states as they are. A recipe with a history
+// takes the steps from the states as they are when a run begins. An x whose largest magnitude is infinite, measured here, gets the
+// step 1.
 func fp8LinearBody(c *Call) error {
 	const op = "fp8_linear"
 	r := c.Node.Op().(ops.FP8LinearOp).Recipe
 	if err := errors.Join(hasFP8(op, c.Target()), c.firstOnly()); err != nil {
 		return err
 	}
-	if r.History > 0 {
-		return unsupported(op, "%s: steps from a history are for training", r)
+	g := FP8Gemm{M: rowsOf(c.In[0].Type()), N: c.In[1].Dim(0), K: lastDim(c.In[0].Type()), WType: E4M3, Y: c.Output(0), Out: c.OutputType(), Exact: c.Type() == F32}
+	if r.Format.Forward() == native.E5M2 {
+		g.WType = E5M2
 	}
-	w, err := c.p.fp8Weights([]*graph.Node{c.Node}, false, &r)
-	if err != nil {
-		return err
+	z := Quantize{Type: c.Type(), Format: g.WType, Rows: g.M, Cols: g.K, Dynamic: true, Margin: r.Margin}
+	var zw *Quantize
+	if w := c.In[1].Param(); w == nil {
+		if r.History > 0 {
+			return unsupported(op, "%s of a weight that is computed", r)
+		}
+		zw = &Quantize{Type: c.Type(), Format: g.WType, Rows: g.N, Cols: g.K, Dynamic: true, Margin: r.Margin}
+		if err := c.inputs(1, &zw.X); err != nil {
+			return err
+		}
+	} else {
+		w, err := c.p.fp8Weights([]*graph.Node{c.Node}, false, &r)
+		if err != nil {
+			return err
+		}
+		g.W, g.WStride, g.WSteps = w.codes, w.stride, w.steps
+		if z.Steps.At, z.Dynamic = c.historyStep(r); z.Dynamic {
+			z.Steps.At = Pointer{}
+		}
 	}
-	g := FP8Gemm{M: rowsOf(c.In[0].Type()), N: c.In[1].Dim(0), K: lastDim(c.In[0].Type()), W: w.codes, WType: w.dt, WStride: w.stride, WSteps: w.steps, Y: c.Output(0), Out: c.OutputType()}
-	z := Quantize{Type: c.Type(), Format: w.dt, Rows: g.M, Cols: g.K, Dynamic: true, Margin: r.Margin}
+	var err error
 	if err := c.inputs(0, &z.X); err != nil {
 		return err
 	}
@@ -220,7 +331,7 @@ func fp8LinearBody(c *Call) error {
 			return err
 		}
 	}
-	return c.fp8Product(g, &z)
+	return c.fp8Product(g, &z, zw)
 }
 
 func stepsOfBlock(k ops.FP8Block) FP8Steps { return FP8Steps{Rows: k.Rows, Cols: k.Cols} }
@@ -270,6 +381,19 @@ func quantizeBody(c *Call) error {
 	return z.Launch(c)
 }
 
+func dequantizeBody(c *Call) error {
+	t := c.In[0].Type()
+	d := Dequantize{Type: c.Type(), Format: formatOfNode(c.In[0]), Rows: rowsOf(t), Cols: lastDim(t), Y: c.Output(0), Steps: stepsOfBlock(c.Node.Op().(ops.DequantizeOp).Block)}
+	var err error
+	if d.Steps.At, err = c.InputAs(1, F32); err != nil {
+		return err
+	}
+	if err := c.inputs(0, &d.Codes); err != nil {
+		return err
+	}
+	return d.Launch(c)
+}
+
 func fp8MatMulBody(c *Call) error {
 	const op = "fp8_matmul"
 	o := c.Node.Op().(ops.FP8MatMulOp)
@@ -277,7 +401,7 @@ func fp8MatMulBody(c *Call) error {
 		return err
 	}
 	t := c.Node.Type()
-	g := FP8Gemm{M: t.Shape[0], N: t.Shape[1], K: lastDim(c.In[0].Type()), XType: formatOfNode(c.In[0]), WType: formatOfNode(c.In[1]), XSteps: stepsOfBlock(o.BlockA), WSteps: stepsOfBlock(o.BlockB), Y: c.Output(0), Out: c.OutputType()}
+	g := FP8Gemm{M: t.Shape[0], N: t.Shape[1], K: lastDim(c.In[0].Type()), XType: formatOfNode(c.In[0]), WType: formatOfNode(c.In[1]), XSteps: stepsOfBlock(o.BlockA), WSteps: stepsOfBlock(o.BlockB), Y: c.Output(0), Out: c.OutputType(), Exact: c.Type() == F32}
 	if o.TransA {
 		g.K = c.In[0].Dim(0)
 	}

@@ -23,14 +23,11 @@ import (
 // fp8Ops are the ops whose results jump where an input is rounded: their cases are rounded to the compute dtype first.
 var fp8Ops = []string{"fp8_weight_linear", "fp8_linear", "fp8_steps", "amax", "quantize", "dequantize", "fp8_matmul", "fp8_experts"}
 
-// fp8Bound is of products of codes in f32: the tensor cores keep 14 bits of the sum of 128 k.
-const fp8Bound = 5000
-
 // fp8DeviceCases are linears on parameters: quantised when they go up, or stored as codes with a step for the tensor, for each
 // row or for each block.
 func fp8DeviceCases() []cases.Case {
 	var cs []cases.Case
-	for _, s := range [][3]int{{1, 264, 512}, {16, 264, 520}, {33, 128, 8}, {64, 200, 136}, {65, 128, 136}, {300, 520, 256}} {
+	for _, s := range [][3]int{{1, 264, 512}, {16, 264, 520}, {33, 128, 8}, {5, 40, 77}, {70, 40, 77}, {64, 200, 136}, {65, 128, 136}, {300, 520, 256}} {
 		m, n, k := s[0], s[1], s[2]
 		for _, a := range []ops.FP8Activations{ops.Exact, ops.StepPerRow, ops.StaticSteps} {
 			for _, stored := range []string{"wide", "tensor", "rows", "blocks", "E5M2"} {
@@ -210,6 +207,82 @@ func TestDeviceExecutorFP8Model(t *testing.T) {
 				bound := map[dtype.DType]float64{dtype.Float32: 0.9999, dtype.Float16: 0.999, dtype.BFloat16: 0.998}[dt]
 				require.Greater(t, cos, bound)
 			}
+		}
+	}
+}
+
+// A model trained with steps from histories: before the first training step, after some, and as the histories move on.
+func TestDeviceExecutorFP8Delayed(t *testing.T) {
+	device(t)
+	for _, recipe := range []autocast.Recipe{autocast.Delayed{History: 4}, autocast.Delayed{History: 3, Algo: autocast.MostRecent, Margin: 1}} {
+		for _, dt := range computes {
+			m := tiny(t, func(c *models.Config) { c.Hidden, c.FFN = 256, 640 })
+			const n = 40
+			build := func() (*graph.Builder, *graph.Node) {
+				b := graph.New(graph.Share(m.Params()))
+				logits := m.Logits(b, b.Input("tokens", dtype.Int32, 1, n), models.Dropout{})
+				b.Output("logits", logits)
+				loss, _ := ops.CrossEntropy(logits, b.Input("labels", dtype.Int32, 1, n))
+				b.Output("loss", loss)
+				nb, _, err := autocast.FP8(b, autocast.Options{Recipe: recipe, Filter: autocast.Filter{MinSize: 1}})
+				require.NoError(t, err)
+				return nb, nb.Out("loss")
+			}
+			feeds := func(step int) graph.Feeds {
+				ids := make([]int32, n)
+				for i := range ids {
+					ids[i] = int32((i*i + step) % 256)
+				}
+				return graph.Feeds{"tokens": ids, "labels": ids}
+			}
+			train := func(step int) {
+				b, loss := build()
+				grads, err := b.Grad(loss, b.Params()...)
+				require.NoError(t, err)
+				plan, err := b.Plan(append(grads, loss)...)
+				require.NoError(t, err)
+				run, err := plan.Native()
+				require.NoError(t, err)
+				require.NoError(t, run.Do(context.Background(), feeds(step)))
+			}
+			evaluate := func() (*Executor, func(step int) (float64, error)) {
+				b, _ := build()
+				plan, err := b.Plan(b.Out("logits"))
+				require.NoError(t, err)
+				native, err := plan.Native()
+				require.NoError(t, err)
+				e, err := Compile(plan, Options{Compute: dt, Strict: true})
+				require.NoError(t, err)
+				return e, func(step int) (float64, error) {
+					f := graph.Feeds{"tokens": feeds(step)["tokens"]}
+					require.NoError(t, native.Do(context.Background(), f))
+					if err := e.Do(context.Background(), f); err != nil {
+						return 0, err
+					}
+					want, err := native.Value(b.Out("logits"))
+					require.NoError(t, err)
+					got, err := e.Value(b.Out("logits"))
+					require.NoError(t, err)
+					return cosine(graph.Data[float32](want), graph.Data[float32](got)), nil
+				}
+			}
+			bound := map[dtype.DType]float64{dtype.Float32: 0.9999, dtype.Float16: 0.999, dtype.BFloat16: 0.998}[dt]
+			e, run := evaluate()
+			fresh, err := run(0)
+			require.NoError(t, err)
+			train(1)
+			_, err = run(0)
+			require.ErrorContains(t, err, "compile it again")
+			require.NoError(t, e.Close())
+			e, run = evaluate()
+			after, err := run(5)
+			require.NoError(t, err)
+			train(7)
+			moved, err := run(9)
+			require.NoError(t, err)
+			require.NoError(t, e.Close())
+			fmt.Printf("MODEL\tfp8 %+v\t%s\tcosine with native %.7f without a history, %.7f with one, %.7f moved on\n", recipe, dt, fresh, after, moved)
+			require.Greater(t, min(fresh, after, moved), bound)
 		}
 	}
 }

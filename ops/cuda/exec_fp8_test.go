@@ -1,6 +1,9 @@
 package cuda
 
 import (
+	"context"
+	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,6 +43,7 @@ func TestExecutorFP8Golden(t *testing.T) {
 		"rows_chunk_sm_89":  {"sm_89", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
 		"rows_chunk_sm_80":  {"sm_80", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
 		"decode_f32_sm_90":  {"sm_90", F32, autocast.InferenceOptions{}, 4, false},
+		"rows_f32_sm_90":    {"sm_90", F32, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := tiny(t, nil)
@@ -132,4 +136,128 @@ func TestFP8ErrorsBeforeLaunch(t *testing.T) {
 		require.Empty(t, r.Lines)
 	}
 	require.EqualError(t, g.Launch(&Recorder{GPU: targets["sm_80"]}), "fp8 gemm: no CUDA kernel: A100 (compute capability 8.0) has no FP8: 8.9 is required")
+}
+
+// The steps that a plan sends are those that native code takes from the histories of a training linear, also as these move on.
+func TestFP8StepsFromHistories(t *testing.T) {
+	const m, n, k = 3, 24, 40
+	params := graph.NewParams()
+	recipe := ops.FP8Recipe{History: 2, Margin: 1}
+	build := func(train bool) (*graph.Plan, *graph.Node) {
+		b := graph.New(graph.Share(params))
+		y := ops.FP8Linear(b.Input("x", dtype.Float32, m, k), b.Param("w", n, k), recipe)
+		outs := []*graph.Node{y}
+		for _, o := range b.Nodes() {
+			if o != y && len(o.In()) == 1 && o.In()[0] == y.In()[0] {
+				outs = append(outs, o) // what the backward pass keeps
+			}
+		}
+		if train {
+			loss, _ := ops.CrossEntropy(y, b.Input("labels", dtype.Int32, m))
+			grads, err := b.Grad(loss, b.Params()...)
+			require.NoError(t, err)
+			outs = append(outs, grads...)
+		}
+		plan, err := b.Plan(outs...)
+		require.NoError(t, err)
+		return plan, outs[1]
+	}
+	feeds := graph.Feeds{"x": make([]float32, m*k), "labels": make([]int32, m)}
+	native := func(size float32, train bool) (stepX, stepW float32) {
+		for i := range feeds["x"].([]float32) {
+			feeds["x"].([]float32)[i] = size * float32(i%11-5)
+		}
+		plan, kept := build(train)
+		run, err := plan.Native()
+		require.NoError(t, err)
+		f := graph.Feeds{"x": feeds["x"]}
+		if train {
+			f = feeds
+		}
+		require.NoError(t, run.Do(context.Background(), f))
+		v, err := run.Value(kept)
+		require.NoError(t, err)
+		return ops.FP8LinearSteps(v)
+	}
+	build(false)
+	w := params.Get("w")
+	for i := range graph.Data[float32](w.Tensor()) {
+		graph.Data[float32](w.Tensor())[i] = float32(i%7-3) / 10
+	}
+	w.Touch()
+	compile := func() *program {
+		b := graph.New(graph.Share(params))
+		y := ops.FP8Linear(b.Input("x", dtype.Float32, m, k), b.Param("w", n, k), recipe)
+		plan, err := b.Plan(y)
+		require.NoError(t, err)
+		p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+		require.NoError(t, err)
+		return p
+	}
+	p := compile()
+	require.Empty(t, p.prepared) // x gives its own step
+	native(1, true)
+	require.ErrorContains(t, p.checks[0](nil), "the state w.fp8.x has a history to take the step from: true, when the plan was compiled: false; compile it again")
+	p = compile()
+	for _, size := range []float32{3, 0.5, 7, 2} {
+		stepX, stepW := native(100, false)
+		require.NoError(t, p.checks[0](nil))
+		var sent [1]int32
+		p.prepared[0].fill(sent[:], nil)
+		require.Equal(t, stepX, math.Float32frombits(uint32(sent[0])))
+		mem := p.byKey[fp8Key{a: w, whole: true, recipe: recipe, state: params.Get("w.fp8.w")}].fill()
+		require.Equal(t, stepW, as[float32](mem[len(mem)-4:])[0])
+		native(size, true)
+	}
+}
+
+// A norm leaves codes only where every reader takes them: not as an output, for exact activations, another quantisation, or a
+// reader that runs natively.
+func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
+	rows, static := ops.FP8WeightLinearOp{Activations: ops.StepPerRow}, ops.FP8WeightLinearOp{Activations: ops.StaticSteps, StepX: 0.5}
+	for name, c := range map[string]struct {
+		readers []ops.FP8WeightLinearOp
+		output  bool
+		d       int
+		want    string
+	}{
+		"rows":     {[]ops.FP8WeightLinearOp{rows, rows}, false, 128, "norm_fp8_bf16_1"},
+		"static":   {[]ops.FP8WeightLinearOp{static}, false, 128, "norm_fp8_bf16_1"},
+		"output":   {[]ops.FP8WeightLinearOp{rows}, true, 128, "norm_rms_bf16_1"},
+		"exact":    {[]ops.FP8WeightLinearOp{{}}, false, 128, "norm_rms_bf16_1"},
+		"mixed":    {[]ops.FP8WeightLinearOp{rows, static}, false, 128, "norm_rms_bf16_1"},
+		"odd size": {[]ops.FP8WeightLinearOp{rows}, false, 77, "norm_rms_bf16_any"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := graph.New()
+			h := ops.RMSNorm(b.Input("x", dtype.Float32, 3, c.d), b.Param("norm", c.d), 1e-5)
+			var outs []*graph.Node
+			for i, o := range c.readers {
+				outs = append(outs, ops.FP8WeightLinear(h, b.Param(string(rune('a'+i)), 32, c.d), o))
+			}
+			if c.output {
+				outs = append(outs, h)
+			}
+			for _, p := range b.Store().All() {
+				graph.Data[float32](p.Tensor())[0] = 1
+				p.Touch()
+			}
+			plan, err := b.Plan(outs...)
+			require.NoError(t, err)
+			p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+			require.NoError(t, err)
+			require.Equal(t, c.want, p.steps[0].queued[0].launch.Kernel)
+			quantised := 0
+			for _, s := range p.steps {
+				for _, q := range s.queued {
+					if strings.HasPrefix(q.launch.Kernel, "fp8_rows") || strings.HasPrefix(q.launch.Kernel, "fp8_flat") || strings.HasPrefix(q.launch.Kernel, "fp8_tile") {
+						quantised++
+					}
+				}
+			}
+			if strings.HasPrefix(c.want, "norm_fp8") {
+				require.Zero(t, quantised)
+			}
+		})
+	}
 }

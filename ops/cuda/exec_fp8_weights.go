@@ -24,7 +24,8 @@ type (
 		a, b, c *graph.Param
 		paired  bool
 		recipe  ops.FP8Recipe
-		whole   bool // one step for the tensor, by the recipe
+		whole   bool         // one step for the tensor, by the recipe
+		state   *graph.Param // of w, for the recipe
 	}
 	fp8WideKey struct {
 		a, b, c *graph.Param
@@ -37,7 +38,8 @@ type (
 type fp8Source struct {
 	w, steps *graph.Param // steps of stored codes
 	n, k     int
-	block    bool // steps of 128x128; else one a row, or one
+	block    bool         // steps of 128x128; else one a row, or one
+	state    *graph.Param // of an FP8Linear's weight
 }
 
 func (p *program) fp8Sources(linears []*graph.Node) (all []fp8Source, from []*graph.Param, err error) {
@@ -94,6 +96,8 @@ func (p *program) fp8Weights(linears []*graph.Node, paired bool, recipe *ops.FP8
 		steps = ceilDiv(rows, 128) * ceilDiv(all[0].k, 128)
 	}
 	if recipe != nil {
+		key.state = linears[0].In()[3].Param()
+		all[0].state, from = key.state, append(from, key.state)
 		key.whole, key.recipe, w.steps, steps = true, *recipe, FP8Steps{}, 1
 		if recipe.Format.Forward() == native.E5M2 {
 			w.dt = E5M2
@@ -139,13 +143,9 @@ func (s fp8Source) coded(recipe *ops.FP8Recipe) (codes []byte, steps []float32) 
 	case recipe != nil:
 		x := s.wide()
 		amax, _ := native.FP8TensorAmax(x)
-		f := recipe.Format.Forward()
-		step, ok := native.FP8Step(amax, f, recipe.Margin)
-		if !ok {
-			step = 1
-		}
+		step, _ := recipe.WeightStep(graph.Data[float32](s.state.Tensor()), amax)
 		codes = make([]byte, len(x))
-		native.FP8TensorQuantize(codes, x, step, f)
+		native.FP8TensorQuantize(codes, x, step, recipe.Format.Forward())
 		return codes, []float32{step}
 	case s.steps == nil:
 		return ops.FP8Rows(s.w.Tensor())

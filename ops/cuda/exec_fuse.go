@@ -215,5 +215,15 @@ func (p *program) fuseGate(i int) (*Call, int, error) {
 	}
 	c := &Call{Node: gate, In: gate.In(), p: p}
 	m := Gemm{M: rowsOf(gate.Type()), N: gate.Dim(-1), K: lastDim(c.In[0].Type()), SwiGLU: true, Y: p.pointer(unit)}
+	if z, ok := p.codesOf(unit, unit.Type()); ok && z.steps.tensor() && quantises(gate) {
+		c.codes = &z
+		if err := c.products(m, gate, up); !errors.Is(err, ErrUnsupported) {
+			if err == nil {
+				p.coded[unit] = z
+			}
+			return c, 3, err
+		}
+		c = &Call{Node: gate, In: gate.In(), p: p}
+	}
 	return c, 3, c.products(m, gate, up)
 }

@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"errors"
+
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
@@ -74,6 +76,20 @@ func rmsNormBody(c *Call) error {
 	}
 	if err := c.inputs(0, &n.X, &n.W); err != nil {
 		return err
+	}
+	if z, ok := c.p.codesOf(c.Node, t); ok {
+		n.Codes, n.CodesStride = z.codes, z.stride
+		if n.Made = z.steps.At; z.steps.tensor() {
+			n.Made, n.Given = Pointer{}, z.steps.At
+		}
+		err := n.Launch(c)
+		if err == nil {
+			c.p.coded[c.Node] = z
+		}
+		if !errors.Is(err, ErrUnsupported) {
+			return err
+		}
+		n.Codes = Pointer{}
 	}
 	return n.Launch(c)
 }

@@ -111,7 +111,7 @@ func (z Quantize) Launch(q Queue) error {
 	if z.Steps.row() && (z.Dynamic || !given) {
 		r := z
 		r.Turned = Pointer{}
-		if err := r.launch(q, "rows", [3]int{min(z.Rows, 64*q.Target().SMs), 1, 1}); err != nil || z.Turned.IsNil() {
+		if err := r.launch(q, "rows", [3]int{z.Rows, 1, 1}); err != nil || z.Turned.IsNil() {
 			return err
 		}
 		z.Codes, z.Dynamic, z.Amax, z.NaN = Pointer{}, false, Pointer{}, Pointer{}
@@ -147,8 +147,17 @@ func (z Quantize) flat(q Queue) error {
 	if (!z.Amax.IsNil() || !z.NaN.IsNil() || z.Dynamic) && z.Flags.IsNil() {
 		return fmt.Errorf("quantize: an amax of the tensor needs %d bytes of flags", QuantizeFlags)
 	}
-	packs := (int64(z.Rows)*int64(z.Cols) + 7) / 8
-	return z.launch(q, "flat", [3]int{int(min((packs+255)/256, int64(8*q.Target().SMs))), 1, 1})
+	// Up to four blocks a multiprocessor, all with as many runs of packs as each other.
+	packs, most, run := (int64(z.Rows)*int64(z.Cols)+7)/8, int64(4*q.Target().SMs), int64(4*256)
+	if z.Type == F32 {
+		run /= 2
+	}
+	blocks := min((packs+255)/256, most)
+	if runs := packs / run; runs >= most {
+		each := (runs + most - 1) / most
+		blocks = (runs + each - 1) / each
+	}
+	return z.launch(q, "flat", [3]int{int(blocks), 1, 1})
 }
 
 func (z Quantize) tiles(q Queue) error {
@@ -180,11 +189,18 @@ func (z Quantize) launch(q Queue, kernel string, grid [3]int) error {
 		given = Pointer{}
 	}
 	aligned := z.X.Addr%16 == 0 && (kernel == "flat" || z.XStride*int64(z.Type.Size())%16 == 0)
-	block, row, across := z.Steps.places(z.Cols)
-	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_%s_%v_%v", kernel, z.Type, z.Format), Grid: grid, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
+	per, row, across := z.Steps.places(z.Cols)
+	block := 256
+	switch kernel {
+	case "tile":
+		block = 512
+	case "rows":
+		block = min(512, max(64, (ceilDiv(z.Cols, 2*8)+31)/32*32)) // two packs a thread
+	}
+	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_%s_%v_%v", kernel, z.Type, z.Format), Grid: grid, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"x", z.X}, {"codes", z.Codes}, {"turned", z.Turned}, {"steps", given}, {"made", made}, {"amax", z.Amax}, {"nan", z.NaN}, {"flags", z.Flags},
 		{"x_stride", z.XStride}, {"codes_stride", z.CodesStride}, {"turned_stride", z.TurnedStride}, {"rows", int64(z.Rows)}, {"cols", int64(z.Cols)},
-		{"step_row", row}, {"step_block", across}, {"row_block", block}, {"margin", int32(z.Margin)}, {"aligned", bit(aligned)}}})
+		{"step_row", row}, {"step_block", across}, {"row_block", per}, {"margin", int32(z.Margin)}, {"aligned", bit(aligned)}}})
 }
 
 // TurnCodes launches y[Cols,Rows] = the transpose of Codes[Rows,Cols].
@@ -234,6 +250,28 @@ func (a AlignCodes) Launch(q Queue) error {
 	}
 	return q.Launch(Launch{Kernel: "fp8_align", Grid: [3]int{ceilDiv(a.Rows*ceilDiv(a.Cols, 16), 256), 1, 1}, Block: 256, Overlap: q.Target().Hopper(),
 		Args: layoutArgs(a.Codes, a.Y, Pointer{}, a.CodesStride, a.YStride, a.Rows, a.Cols, [3]int32{}, 0)})
+}
+
+// Dequantize launches y[Rows,Cols] = the values of packed codes times their steps, in BF16, F16 or F32.
+type Dequantize struct {
+	Type, Format DType
+	Rows, Cols   int
+	Codes, Y     Pointer
+	Steps        FP8Steps
+}
+
+// Launch queues the kernel.
+func (d Dequantize) Launch(q Queue) error {
+	const op = "dequantize"
+	if d.Rows < 0 || d.Cols < 0 || d.Type > F32 || !isCodes(d.Format) || d.Steps.At.IsNil() {
+		return fmt.Errorf("%s: rows and columns of 0 or more, codes, their steps and a result of bf16, f16 or f32 are required, got [%d,%d] of %v, steps %v and %v", op, d.Rows, d.Cols, d.Format, d.Steps.At, d.Type)
+	}
+	if err := d.Steps.check(op, "codes"); err != nil || d.Rows == 0 || d.Cols == 0 {
+		return err
+	}
+	block, row, across := d.Steps.places(d.Cols)
+	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_values_%v_%v", d.Type, d.Format), Grid: [3]int{ceilDiv(d.Rows*ceilDiv(d.Cols, 8), 256), 1, 1}, Block: 256, Overlap: q.Target().Hopper(),
+		Args: layoutArgs(d.Codes, d.Y, d.Steps.At, int64(d.Cols), int64(d.Cols), d.Rows, d.Cols, [3]int32{block, row, across}, 0)})
 }
 
 func layoutArgs(codes, y, steps Pointer, codesStride, yStride int64, rows, cols int, places [3]int32, paired int32) []Arg {

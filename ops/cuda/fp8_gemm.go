@@ -20,6 +20,7 @@ type FP8Gemm struct {
 	ResidualStride   int64
 	OutStep, OutAmax Pointer // of E4M3: its step; optional f32, the largest magnitude before the rounding
 	SwiGLU           bool
+	Exact            bool    // of codes: sums keep what the tensor cores drop of 8-bit floats, the gate is exact; a few times slower
 	Computed         bool    // the launch in front may write W
 	Scratch          Pointer // ScratchBytes, needed when that is not zero
 }
@@ -35,7 +36,7 @@ func (g FP8Gemm) rows() int {
 
 // streams says whether the kernel that reads the weights once takes the launch.
 func (g FP8Gemm) streams(gpu Target) bool {
-	return gpu.Hopper() && g.M <= streamColumns && g.WType == E4M3 && (g.wide() || g.XType == E4M3) && !(g.XSteps.vector() && !g.WSteps.square())
+	return gpu.Hopper() && !g.Exact && g.M <= streamColumns && g.WType == E4M3 && (g.wide() || g.XType == E4M3) && !(g.XSteps.vector() && !g.WSteps.square())
 }
 
 func (g FP8Gemm) columns() int { return max(16, Gemm{M: g.M}.columns()) }
@@ -118,7 +119,7 @@ func (g FP8Gemm) Launch(q Queue) error {
 		return g.stream(q)
 	case g.wide():
 		return g.widened(q)
-	case gpu.Hopper():
+	case gpu.Hopper() && !g.Exact:
 		return g.tiled(q)
 	}
 	return g.portable(q)
@@ -232,8 +233,12 @@ func (g FP8Gemm) portable(q Queue) error {
 	if g.SwiGLU {
 		columns = 64
 	}
+	exact := ""
+	if g.Exact {
+		exact = "exact_"
+	}
 	args := append(g.args(), Arg{"x", g.X}, Arg{"w", g.W}, Arg{"x_stride", g.XStride}, Arg{"w_stride", g.WStride})
-	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_portable_%v_%v_%s%s", g.XType, g.WType, name, g.suffix()), Grid: [3]int{ceilDiv(g.N, columns), ceilDiv(g.M, rows), 1}, Block: block,
+	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_portable_%s%v_%v_%s%s", exact, g.XType, g.WType, name, g.suffix()), Grid: [3]int{ceilDiv(g.N, columns), ceilDiv(g.M, rows), 1}, Block: block,
 		Shared: shared, Overlap: q.Target().Hopper(), Args: append(args, g.sizes()...)})
 }
 

@@ -4,7 +4,8 @@ import "fmt"
 
 // RMSNorm launches y = h / sqrt(mean(h^2) + eps) * (w + unit) over rows of D elements, where h is x, or x + residual
 // rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. Few rows read W
-// before the launch in front has ended, unless it is Computed.
+// before the launch in front has ended, unless it is Computed. With Codes, y rounded to the element type leaves as E4M3 alone,
+// with a step for each row that is made of its largest magnitude, or one that is Given.
 type RMSNorm struct {
 	Type     DType
 	Rows, D  int
@@ -14,11 +15,18 @@ type RMSNorm struct {
 	Residual Pointer // optional
 	Sum      Pointer // with Residual
 	Computed bool    // the launch in front may write W
+
+	Codes       Pointer // optional, in place of Y: [Rows,CodesStride] bytes
+	CodesStride int64   // a multiple of 8
+	Made, Given Pointer // f32 [Rows] or f32
 }
 
 // Launch queues the kernel.
 func (n RMSNorm) Launch(q Queue) error {
 	const op = "rmsnorm"
+	if !n.Codes.IsNil() {
+		return n.codes(q)
+	}
 	if n.Residual.IsNil() != n.Sum.IsNil() {
 		return fmt.Errorf("%s: residual and sum go together, got residual %v and sum %v", op, n.Residual, n.Sum)
 	}
@@ -32,6 +40,32 @@ func (n RMSNorm) Launch(q Queue) error {
 	}
 	return q.Launch(Launch{Kernel: "norm_rms_" + variant, Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: overlap, Args: []Arg{
 		{"y", n.Y}, {"sum", n.Sum}, {"x", n.X}, {"residual", n.Residual}, {"w", n.W}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})
+}
+
+func (n RMSNorm) codes(q Queue) error {
+	const op = "rmsnorm"
+	if n.Rows < 0 || n.D < 1 || n.Made.IsNil() == n.Given.IsNil() || n.CodesStride < int64(n.D) || n.CodesStride%8 != 0 {
+		return fmt.Errorf("%s: codes need rows >= 0, d >= 1, a multiple of 8 of at least d as stride, and steps made or given; got rows %d, d %d, stride %d, steps %v and %v", op, n.Rows, n.D, n.CodesStride, n.Made, n.Given)
+	}
+	if !n.Residual.IsNil() || n.D%8 != 0 || n.D > 4*1024*8 || n.X.Addr%16 != 0 || n.W.Addr%16 != 0 || n.Codes.Addr%8 != 0 {
+		return unsupported(op, "codes of rows of %d, x %v, weights %v: multiples of 8 up to %d and 16 bytes have a kernel, without a residual", n.D, n.X, n.W, 4*1024*8)
+	}
+	if n.Rows == 0 {
+		return nil
+	}
+	packs, v, most := n.D/8, 1, 256
+	if n.Rows <= fewRows {
+		most = 1024
+	}
+	for v < 4 && ceilDiv(packs, v) > most {
+		v *= 2
+	}
+	name := fmt.Sprint(v)
+	if n.Rows <= fewRows && packs > 256 && packs <= 2048 {
+		v, name = 2, "2_early"
+	}
+	return q.Launch(Launch{Kernel: fmt.Sprintf("norm_fp8_%v_%s", n.Type, name), Grid: [3]int{n.Rows, 1, 1}, Block: (ceilDiv(packs, v) + 31) / 32 * 32, Overlap: q.Target().Hopper() && !n.Computed, Args: []Arg{
+		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"d", int32(n.D)}, {"stride", n.CodesStride}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 
 // LayerNorm launches y = (x - mean) / sqrt(var + eps) * w + b over rows of D elements; B is optional.

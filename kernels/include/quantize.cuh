@@ -1,0 +1,173 @@
+// Eight neighbours at a time to codes of 8-bit floats, by a step that many share: what every kernel that gives codes does.
+//
+// Ordinary elements take the quick way: a product with the reciprocal, corrected to the rounded quotient. NaN, infinities, steps at
+// the ends of the range and quotients beyond it are found by the largest magnitude of all that a thread holds, and take another way.
+#pragma once
+#include "fp8.cuh"
+
+template <class T> struct Eight {
+  Pack<T> p[sizeof(T) / 2];
+};
+
+// Elements 2 j and 2 j + 1.
+__device__ __forceinline__ float2 two(const Eight<float>& e, int j) { return make_float2(e.p[j / 2].v[j % 2 * 2], e.p[j / 2].v[j % 2 * 2 + 1]); }
+__device__ __forceinline__ float2 two(const Eight<f16>& e, int j) { return __half22float2(reinterpret_cast<const __half2*>(&e.p[0])[j]); }
+__device__ __forceinline__ float2 two(const Eight<bf16>& e, int j) {
+  const uint32_t w = reinterpret_cast<const uint32_t*>(&e.p[0])[j];
+  return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000));
+}
+
+// Elements stay packed up to here, for the sake of registers.
+template <class T> __device__ __forceinline__ void keep_packed(Eight<T>& e) {
+  uint32_t* w = (uint32_t*)&e.p[0];
+#pragma unroll
+  for (int i = 0; i < (int)sizeof(T) * 2; i++) asm volatile("" : "+r"(w[i]));
+}
+
+// The conversion of the hardware drops sign and payload of an f16 NaN.
+__device__ __forceinline__ float wide(float x) { return x; }
+__device__ __forceinline__ float wide(bf16 x) { return to_float(x); }
+__device__ __forceinline__ float wide(f16 x) {
+  const uint32_t u = __half_as_ushort(x);
+  return (u & 0x7fff) > 0x7c00 ? __uint_as_float((u & 0x8000) << 16 | 0x7f800000 | (u & 0x3ff) << 13) : to_float(x);
+}
+
+// Read once and by nobody else: neither kept in L1 nor, longer than others, in L2.
+template <class T> __device__ __forceinline__ Eight<T> stream8(const T* p) {
+  Eight<T> e;
+#pragma unroll
+  for (int i = 0; i < (int)sizeof(T) / 2; i++) {
+    uint4& u = *reinterpret_cast<uint4*>(&e.p[i]);
+    asm volatile("{\n\t.reg .b64 q;\n\tcreatepolicy.fractional.L2::evict_first.b64 q, 1.0;\n\tld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], q;\n\t}"
+                 : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
+                 : "l"(p + i * Pack<T>::N));
+  }
+  return e;
+}
+// The first `left` of eight elements, zeros behind them. Whole: there are none or eight, aligned to 16 bytes.
+template <class T> __device__ __forceinline__ Eight<T> load8(const T* p, int left, bool whole) {
+  Eight<T> e = {};
+  if (whole) {
+    if (left > 0) e = stream8(p);
+    return e;
+  }
+  if constexpr (sizeof(T) == 2) {
+    uint64_t half[2] = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll 1
+      for (int j = 0; j < 4 && 4 * h + j < left; j++) half[h] |= (uint64_t)((const uint16_t*)p)[4 * h + j] << (16 * j);
+    *(ulonglong2*)&e.p[0] = make_ulonglong2(half[0], half[1]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < left) e.p[j / Pack<T>::N].v[j % Pack<T>::N] = p[j];
+  }
+  return e;
+}
+
+__device__ __forceinline__ void store8(uint8_t* row, long c, long cols, bool aligned, uint2 codes) {
+  if (aligned && c + 8 <= cols) {
+    *(uint2*)(row + c) = codes;
+    return;
+  }
+  const uint64_t all = codes.x | (uint64_t)codes.y << 32;
+#pragma unroll 1
+  for (int j = 0; j < 8 && c + j < cols; j++) row[c + j] = all >> (8 * j);
+}
+
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+// The largest magnitude that was met, NaN when a NaN was. Of 16 bits two at a time.
+template <class T> struct Largest {
+  uint32_t two = 0;
+  __device__ __forceinline__ void meet(const Eight<T>& e) {
+    const uint32_t* w = (const uint32_t*)&e.p[0];
+#pragma unroll
+    for (int i = 0; i < 4; i++) two = max2(two, w[i]);
+  }
+  __device__ __forceinline__ float value() const {
+    const T* t = (const T*)&two;
+    return max_nan(to_float(t[0]), to_float(t[1]));
+  }
+  static __device__ __forceinline__ uint32_t max2(uint32_t m, uint32_t x);
+};
+template <> __device__ __forceinline__ uint32_t Largest<bf16>::max2(uint32_t m, uint32_t x) {
+  uint32_t r;
+  asm("{\n\t.reg .b32 t;\n\tabs.bf16x2 t, %2;\n\tmax.NaN.bf16x2 %0, %1, t;\n\t}" : "=r"(r) : "r"(m), "r"(x));
+  return r;
+}
+template <> __device__ __forceinline__ uint32_t Largest<f16>::max2(uint32_t m, uint32_t x) {
+  uint32_t r;
+  asm("{\n\t.reg .b32 t;\n\tabs.f16x2 t, %2;\n\tmax.NaN.f16x2 %0, %1, t;\n\t}" : "=r"(r) : "r"(m), "r"(x));
+  return r;
+}
+template <> struct Largest<float> {
+  float one = 0.f;
+  __device__ __forceinline__ void meet(const Eight<float>& e) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) one = max_nan(one, fabsf(e.p[j / 4].v[j % 4]));
+  }
+  __device__ __forceinline__ float value() const { return one; }
+};
+
+// Elements c .. c+7 of a row one by one: small code for what is rare. What is met where some are NaN, which take no part in the
+// largest magnitude but are counted; and codes by plain division.
+template <class T> __device__ __forceinline__ void meet_any(const T* row, long c, long cols, float& amax, int& nan) {
+#pragma unroll 1
+  for (int j = 0; j < 8 && c + j < cols; j++) {
+    const float v = to_float(row[c + j]);
+    amax = fmaxf(amax, fabsf(v));
+    nan += v != v;
+  }
+}
+template <class T, bool E5M2> __device__ __forceinline__ uint2 encode_any(const T* row, long c, long cols, float step) {
+  uint64_t codes = 0;
+#pragma unroll 1
+  for (int j = 0; j < 8 && c + j < cols; j++) {
+    const float v = wide(row[c + j]);
+    codes |= (uint64_t)(v != v ? fp8_nan<E5M2>(v) : fp8_code<E5M2>(__fdiv_rn(v, step))) << (8 * j);
+  }
+  return make_uint2((uint32_t)codes, (uint32_t)(codes >> 32));
+}
+
+// Codes by a step. With r = 1/step rounded, one correction of x r gives the rounded quotient of every x of up to 11 bits, two that
+// of every float (Markstein 1990), while nothing leaves the normal range; a zero keeps its sign.
+template <class T, bool E5M2> struct Coder {
+  float step, reciprocal, limit;  // magnitudes below the limit are ordinary
+  __device__ __forceinline__ explicit Coder(float s) : step(s), reciprocal(__frcp_rn(s)) {
+    limit = s >= 0x1p-60f && s <= 0x1p60f ? 0x1p127f * fminf(s, 2.f) : 0.f;
+  }
+  __device__ __forceinline__ bool ordinary(float largest) const { return largest < limit; }
+  __device__ __forceinline__ float divide(float x) const {
+    float q = __fmul_rn(x, reciprocal);
+    q = __fmaf_rn(-__fmaf_rn(q, step, -x), reciprocal, q);
+    if (sizeof(T) == 4) q = __fmaf_rn(-__fmaf_rn(q, step, -x), reciprocal, q);
+    return q;
+  }
+  __device__ __forceinline__ uint2 encode(const Eight<T>& e) const {
+    uint32_t pair[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float2 v = two(e, j);
+      pair[j] = fp8_pair<E5M2>(divide(v.x), divide(v.y));
+    }
+    return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
+  }
+};
+
+// amax / max * 2^margin with native.FP8Step's bits, 1 where amax is 0, infinite or NaN. A quotient by 7 lies far from the middle of
+// two floats, so one correction gives it; with a margin small ones are scaled up first.
+template <bool E5M2> __device__ __forceinline__ float step_of(float amax, int margin) {
+  if (!(amax > 0.f) || amax == __uint_as_float(0x7f800000)) return 1.f;
+  const bool tiny = margin && amax < 0x1p-60f;
+  if (tiny) amax *= 0x1p64f;
+  constexpr float MOST = Fp8<E5M2>::MAX, PART = 1.f / MOST;
+  float q = __fmul_rn(amax, PART);
+  q = __fmaf_rn(-__fmaf_rn(q, MOST, -amax), PART, q);
+  if (margin) q = scalbnf(q, margin - (tiny ? 64 : 0));
+  return fminf(fmaxf(q, 0x1p-126f), 3.402823466e38f);
+}
