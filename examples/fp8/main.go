@@ -4,6 +4,10 @@
 //
 //	go run ./examples/fp8
 //	go run ./examples/fp8 -fp8 delayed -steps 1000
+//	go run -tags gpu ./examples/fp8 -backend cuda
+//
+// Training is native; where -backend chooses a device, the held-out loss of the
+// model with FP8 linears is computed there too.
 //
 // With -steps 1000 -warmup 100 -eval-every 250 -eval-rows 0 the held-out loss
 // ends at 1.5717 in float32, 1.5748 with dynamic and 1.5683 with delayed
@@ -28,7 +32,9 @@ import (
 
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/backend"
 	"github.com/seafan/seafan/models/train"
 )
 
@@ -48,6 +54,8 @@ type settings struct {
 	history int
 	margin  int
 	format  string
+	backend string
+	dtype   string
 	model   models.Config
 	train   train.Options
 }
@@ -64,6 +72,8 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.IntVar(&s.history, "history", 16, "steps that -fp8 delayed remembers")
 	f.IntVar(&s.margin, "margin", 0, "headroom above the largest value, in powers of 2")
 	f.StringVar(&s.format, "format", "hybrid", "formats: hybrid (E4M3, gradients E5M2), e4m3 or e5m2")
+	f.StringVar(&s.backend, "backend", "", "what evaluates beside the training: native or cuda; default: SEAFAN_BACKEND, else cuda where there is a device")
+	f.StringVar(&s.dtype, "dtype", "bf16", "type of activations on cuda: bf16, f16 or f32")
 	f.IntVar(&s.model.Layers, "layers", 4, "layers of the model")
 	f.IntVar(&s.model.Hidden, "dim", 256, "width of the model")
 	f.IntVar(&s.model.Heads, "heads", 4, "attention heads")
@@ -120,6 +130,14 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if err != nil {
 		return err
 	}
+	compute, ok := map[string]dtype.DType{"bf16": dtype.BFloat16, "f16": dtype.Float16, "f32": dtype.Float32}[s.dtype]
+	if !ok {
+		return fmt.Errorf("-dtype must be bf16, f16 or f32, got %q", s.dtype)
+	}
+	chosen, err := backend.Choose(backend.Options{Name: s.backend, Compute: compute, Warn: errOut})
+	if err != nil {
+		return fmt.Errorf("-backend: %w", err)
+	}
 	if s.text == "" {
 		if s.text, err = opticks(ctx); err != nil {
 			return err
@@ -151,7 +169,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		skipped += st.Skipped
 	}
 	fmt.Fprintf(out, "steps of an operand without a usable maximum: %d\n\n", skipped)
-	return s.layers(ctx, model.Transformer, o, out)
+	if err := s.layers(ctx, model.Transformer, o, out); err != nil || chosen.Name == backend.Native {
+		return err
+	}
+	return s.evaluate(ctx, model.Transformer, o, chosen, out)
 }
 
 // trained is a model that went through a run.
@@ -243,6 +264,75 @@ func explain(m *models.Transformer, s settings, o autocast.Options) (*autocast.R
 	return report, err
 }
 
+// held returns a batch of held-out text, the batch-th.
+func (s settings) held(data *train.Windows, batch int) (graph.Feeds, error) {
+	c := s.train.Context
+	tokens, labels := make([]int32, s.train.Batch*c), make([]int32, s.train.Batch*c)
+	for r := range s.train.Batch {
+		if err := data.HeldRow((batch*s.train.Batch+r)%data.Held(), tokens[r*c:(r+1)*c], labels[r*c:(r+1)*c]); err != nil {
+			return nil, err
+		}
+	}
+	return graph.Feeds{"tokens": tokens, "labels": labels}, nil
+}
+
+// evaluate computes the held-out loss with FP8 linears on the chosen backend and
+// natively.
+func (s settings) evaluate(ctx context.Context, m *models.Transformer, o autocast.Options, chosen backend.Backend, out io.Writer) (err error) {
+	data, closeData, err := s.data()
+	if err != nil {
+		return err
+	}
+	defer closeData()
+	plain, err := s.loss(m)
+	if err != nil {
+		return err
+	}
+	cast, _, err := autocast.FP8(plain, o)
+	if err != nil {
+		return err
+	}
+	plan, err := cast.Plan(cast.Out("loss"))
+	if err != nil {
+		return err
+	}
+	native, err := plan.Native()
+	if err != nil {
+		return err
+	}
+	run, err := chosen.Compile(plan)
+	if err != nil {
+		return fmt.Errorf("-backend: %w", err)
+	}
+	if c, ok := run.(io.Closer); ok {
+		defer func() { err = errors.Join(err, c.Close()) }()
+	}
+	rows := s.train.EvalRows
+	if rows == 0 {
+		rows = data.Held()
+	}
+	batches := max(1, rows/s.train.Batch)
+	var sums [2]float64
+	for i := range batches {
+		feeds, err := s.held(data, i)
+		if err != nil {
+			return err
+		}
+		for j, e := range []graph.Executor{native, run} {
+			if err := e.Do(ctx, feeds); err != nil {
+				return err
+			}
+			v, err := e.Value(cast.Out("loss"))
+			if err != nil {
+				return err
+			}
+			sums[j] += float64(graph.Data[float32](v)[0])
+		}
+	}
+	_, err = fmt.Fprintf(out, "\nheld-out loss with FP8 linears, %d rows: native %.4f, %s %.4f (%s, %s)\n", batches*s.train.Batch, sums[0]/float64(batches), chosen.Name, sums[1]/float64(batches), chosen.Why, s.dtype)
+	return err
+}
+
 // layers compares the layers of the trained model with and without FP8 on a
 // batch of held-out text.
 func (s settings) layers(ctx context.Context, m *models.Transformer, o autocast.Options, out io.Writer) error {
@@ -251,12 +341,9 @@ func (s settings) layers(ctx context.Context, m *models.Transformer, o autocast.
 		return err
 	}
 	defer closeData()
-	c := s.train.Context
-	tokens, labels := make([]int32, s.train.Batch*c), make([]int32, s.train.Batch*c)
-	for r := range s.train.Batch {
-		if err := data.HeldRow(r%data.Held(), tokens[r*c:(r+1)*c], labels[r*c:(r+1)*c]); err != nil {
-			return err
-		}
+	feeds, err := s.held(data, 0)
+	if err != nil {
+		return err
 	}
 	plain, err := s.loss(m)
 	if err != nil {
@@ -266,7 +353,7 @@ func (s settings) layers(ctx context.Context, m *models.Transformer, o autocast.
 	if err != nil {
 		return err
 	}
-	cmp, err := autocast.Compare(ctx, plain, cast, graph.Feeds{"tokens": tokens, "labels": labels})
+	cmp, err := autocast.Compare(ctx, plain, cast, feeds)
 	if err != nil {
 		return err
 	}

@@ -5,10 +5,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/models/backend"
 )
 
 func textFile(t *testing.T) string {
@@ -35,10 +38,31 @@ func TestBothRunsSideBySide(t *testing.T) {
 	}
 }
 
+// Where there is a device, the model is evaluated there too; asked for without one, it is named before any training.
+func TestEvaluatesOnADevice(t *testing.T) {
+	for _, recipe := range []string{"dynamic", "delayed"} {
+		var out bytes.Buffer
+		args := strings.Fields("-layers 1 -dim 128 -heads 2 -ffn 160 -context 16 -batch 2 -steps 6 -eval-every 3 -eval-rows 4 -dtype f32 -backend cuda -fp8 " + recipe + " -text " + textFile(t))
+		_, missing := backend.Choose(backend.Options{Name: backend.CUDA})
+		err := run(context.Background(), args, &out, &out)
+		if missing != nil {
+			require.EqualError(t, err, "-backend: "+missing.Error())
+			require.Empty(t, out.String())
+			continue
+		}
+		require.NoError(t, err)
+		at := regexp.MustCompile(`(?m)^held-out loss with FP8 linears, 4 rows: native (\d\.\d+), cuda (\d\.\d+) \(asked for, .*, f32\)$`).FindStringSubmatch(out.String())
+		require.NotNil(t, at, out.String())
+		require.Equal(t, at[1], at[2])
+	}
+}
+
 func TestFlagsAreChecked(t *testing.T) {
 	text := textFile(t)
 	for args, want := range map[string]string{
 		"-fp8 static":                "-fp8 must be dynamic or delayed, got \"static\"",
+		"-dtype f64":                 `-dtype must be bf16, f16 or f32, got "f64"`,
+		"-backend abacus":            `-backend: backend must be native or cuda, got "abacus"`,
 		"-format int8":               "-format must be hybrid, e4m3 or e5m2, got \"int8\"",
 		"extra":                      `unexpected argument "extra": every value belongs to a flag (-h lists them)`,
 		"-steps 0":                   "train: option steps: must be at least 1, got 0",
