@@ -41,12 +41,17 @@ func (k *kernel[A]) launch(n int, args A) {
 	c.args = args
 	helpers := min(Workers(), n) - 1
 	c.start(n, helpers)
-	for range helpers {
-		pool.submit(&c.batch)
+	for h := 1; h <= helpers; h++ {
+		pool.submit(&c.batch, h)
 	}
 	c.work(0)
 	c.wait()
-	p := c.panicked.Swap(nil)
+	var zero A
+	c.args = zero // here, where its cache lines are
+	var p *any
+	if c.panicked.Load() != nil {
+		p = c.panicked.Swap(nil)
+	}
 	c.release()
 	if p != nil {
 		panic(*p)
@@ -65,8 +70,6 @@ func (k *kernel[A]) take() *call[A] {
 	c.done = make(chan struct{}, 1)
 	c.unit = func(i int) { k.run(&c.args, i) }
 	c.recycle = func() {
-		var zero A
-		c.args = zero
 		k.mu.Lock()
 		k.free = append(k.free, c)
 		k.mu.Unlock()
@@ -94,7 +97,8 @@ type batch struct {
 	recycle  func()
 	parts    []part       // of the units, one for each who shares the work
 	left     atomic.Int64 // units not finished
-	refs     atomic.Int64 // the caller and the queue entries that still point here
+	waits    atomic.Bool  // the caller sleeps until done
+	refs     atomic.Int64 // the caller and those who were told of the batch
 	panicked atomic.Pointer[any]
 	done     chan struct{}
 }
@@ -122,8 +126,10 @@ func (b *batch) start(n, helpers int) {
 	b.refs.Store(int64(helpers) + 1)
 }
 
-// work runs units, those of part mine first.
+// work runs units, those of part mine first. What it has done it counts at the
+// end: each count takes a cache line from another core.
 func (b *batch) work(mine int) {
+	done := int64(0)
 	for k := range b.parts {
 		p := &b.parts[(mine+k)%len(b.parts)]
 		for {
@@ -132,7 +138,11 @@ func (b *batch) work(mine int) {
 				break
 			}
 			b.one(int(i))
+			done++
 		}
+	}
+	if done > 0 && b.left.Add(-done) == 0 && b.waits.CompareAndSwap(true, false) {
+		b.done <- struct{}{}
 	}
 }
 
@@ -144,9 +154,6 @@ func (b *batch) one(i int) {
 			kept := p // a copy, so that only a panic allocates
 			b.panicked.CompareAndSwap(nil, &kept)
 		}
-		if b.left.Add(-1) == 0 {
-			b.done <- struct{}{}
-		}
 	}()
 	b.unit(i)
 }
@@ -154,14 +161,13 @@ func (b *batch) one(i int) {
 // wait returns when all units are done: most often the last one is, or will be
 // soon, so it looks before it sleeps.
 func (b *batch) wait() {
-	for s := newSpin(); ; {
-		select {
-		case <-b.done:
-			return
-		default:
-		}
+	for s := newSpin(); b.left.Load() > 0; {
 		if !s.again() {
-			<-b.done
+			b.waits.Store(true)
+			// The last one may have counted before it could see that.
+			if b.left.Load() > 0 || !b.waits.CompareAndSwap(true, false) {
+				<-b.done
+			}
 			return
 		}
 	}
@@ -174,7 +180,15 @@ func (b *batch) release() {
 	}
 }
 
-var pool = &workers{queue: make(chan *batch, 1024)}
+var pool = newWorkers()
+
+func newWorkers() *workers {
+	w := &workers{queue: make(chan *batch, 1024)}
+	for i := range w.boxes {
+		w.boxes[i].Store(away)
+	}
+	return w
+}
 
 // workers is the pool. A caller always works on its own batch and waits only
 // for units that a worker has begun, so a nested launch cannot deadlock.
@@ -182,8 +196,19 @@ type workers struct {
 	mu      sync.Mutex
 	want    atomic.Int64 // 0: GOMAXPROCS
 	running atomic.Int64
-	queue   chan *batch
+	queue   chan *batch // for whoever comes first
+	boxes   [64]box     // of the first helpers, by number
 }
+
+// box is where a helper that looks for a batch finds one: a cache line that
+// changes hands, where the queue takes several. Nil: it looks.
+type box struct {
+	atomic.Pointer[batch]
+	_ [56]byte
+}
+
+// away is in the box of a helper that is at work, or asleep at the queue.
+var away = &batch{}
 
 // SetWorkers sets how many goroutines, the caller included, share the work of
 // one call. n <= 0 means GOMAXPROCS. It never changes a result.
@@ -197,12 +222,16 @@ func Workers() int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// submit queues b for one helper. Where the helpers are far behind, the caller
-// works alone: entries that nobody comes to hold their calls back from reuse.
-func (w *workers) submit(b *batch) {
+// submit tells helper h of b, or, when it is away, whoever comes to the
+// queue first. Where the helpers are far behind, the caller works alone: entries
+// that nobody comes to hold their calls back from reuse.
+func (w *workers) submit(b *batch, h int) {
 	n := Workers()
 	if w.running.Load() < int64(n-1) {
 		w.grow()
+	}
+	if h < len(w.boxes) && w.boxes[h].CompareAndSwap(nil, b) {
+		return
 	}
 	if len(w.queue) > 4*n {
 		b.release()
@@ -223,7 +252,7 @@ func (w *workers) grow() {
 		go func() {
 			debug.SetPanicOnFault(true) // a weight whose file was cut short is a panic, which the caller gets
 			for {
-				b := w.next()
+				b := w.next(mine)
 				b.work(mine)
 				b.release()
 			}
@@ -231,17 +260,28 @@ func (w *workers) grow() {
 	}
 }
 
-// next is the next batch that wants help. The launches of a plan follow each
-// other within microseconds, and to wake a sleeping thread takes tens: a helper
-// looks for work for a while before it sleeps.
-func (w *workers) next() *batch {
+// next is the next batch that wants help of helper h. The launches of a plan
+// follow each other within microseconds, and to wake a sleeping thread takes
+// tens: a helper looks for work for a while before it sleeps.
+func (w *workers) next(h int) *batch {
+	var none box
+	mine := &none
+	if h < len(w.boxes) {
+		mine = &w.boxes[h]
+	}
+	mine.CompareAndSwap(away, nil) // else there is a batch
 	for s := newSpin(); ; {
+		if b := mine.Load(); b != nil {
+			mine.Store(away)
+			return b
+		}
 		select {
 		case b := <-w.queue:
+			mine.CompareAndSwap(nil, away)
 			return b
 		default:
 		}
-		if !s.again() {
+		if !s.again() && mine.CompareAndSwap(nil, away) {
 			return <-w.queue
 		}
 	}

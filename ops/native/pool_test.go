@@ -1,8 +1,10 @@
 package native
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -45,4 +47,31 @@ var panicKernel = newKernel(func(a *addArgs, i int) {
 func TestLaunchPanicReachesTheCaller(t *testing.T) {
 	require.PanicsWithValue(t, "unit 3", func() { panicKernel.launch(8, addArgs{}) })
 	require.PanicsWithValue(t, "unit 3", func() { panicKernel.launch(8, addArgs{}) })
+}
+
+// TestLaunchFromSeveralCallers: callers and nested launches share the helpers,
+// who fall asleep now and then.
+func TestLaunchFromSeveralCallers(t *testing.T) {
+	defer SetWorkers(0)
+	for _, w := range []int{2, 3, 70} {
+		SetWorkers(w)
+		var wg sync.WaitGroup
+		var wrong atomic.Int64
+		for range 4 {
+			wg.Go(func() {
+				for i := range 300 {
+					var sum atomic.Int64
+					nestKernel.launch(5, addArgs{sum: &sum})
+					if sum.Load() != 5*1225 {
+						wrong.Add(1)
+					}
+					if i%50 == 0 {
+						time.Sleep(2 * spinFor)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.Zero(t, wrong.Load())
+	}
 }
