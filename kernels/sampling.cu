@@ -10,8 +10,8 @@
 // candidates are not enough (top-k above that, a flat distribution) each border is found by five rounds of radix selection
 // over (key, id), by counts for top-k and by weights in fixed point, whose sums do not depend on their order, for top-p and
 // the draw. A request whose number is below 0 draws nothing and gets -1, a NaN answers -2, a largest logit that is infinite
-// -3. Every row is independent of its batch. Logits are read in packs of four where rows are aligned, the next pack while
-// this one is worked on. V up to 4194304. Shared memory: 25 KB; local memory: 256 bytes (the float64 exponentials of the
+// -3. Every row is independent of its batch. Logits are read in packs of four where rows are aligned, four packs of a thread at a
+// time where V is a multiple of four, else the next one while this one is worked on. V up to 4194304. Shared memory: 25 KB; local memory: 256 bytes (the float64 exponentials of the
 // last step). Any arch.
 #include "element.cuh"
 
@@ -79,8 +79,9 @@ template <class T> struct Row {
     if (seen && seen[i / 32] >> (i % 32) & 1) z = z > 0 ? z / penalty : z * penalty;
     return key_of(z);
   }
-  // f(i, key, live) for every token, all lanes of a warp together; i and key mean nothing when !live.
-  template <class F> __device__ __forceinline__ void each(int V, F f) const {
+  // f(i, key, live) for every token, all lanes of a warp together; i and key mean nothing when !live. DEEP packs of a thread
+  // are under way at a time where V is a multiple of four: a block has a multiprocessor to itself and waits for memory.
+  template <int DEEP, class F> __device__ __forceinline__ void each(int V, F f) const {
     const bool packed = (uint64_t)logits % (4 * sizeof(T)) == 0;
     auto fetch = [&](int i) {
       float4 x = make_float4(0, 0, 0, 0);
@@ -94,19 +95,52 @@ template <class T> struct Row {
       }
       return x;
     };
-    float4 next = fetch(4 * threadIdx.x);
-#pragma unroll 1
-    for (int i0 = 0; i0 < V; i0 += 4 * THREADS) {
-      const int i = i0 + 4 * threadIdx.x;
-      const float4 x = next;
-      next = fetch(i + 4 * THREADS);
+    auto four = [&](int i, const float4& x) {
       f(i, key(i < V ? i : 0, x.x), i < V);
       f(i + 1, key(i + 1 < V ? i + 1 : 0, x.y), i + 1 < V);
       f(i + 2, key(i + 2 < V ? i + 2 : 0, x.z), i + 2 < V);
       f(i + 3, key(i + 3 < V ? i + 3 : 0, x.w), i + 3 < V);
+    };
+    int i0 = 4 * threadIdx.x;
+    if (DEEP > 1 && packed && V % 4 == 0) {
+#pragma unroll 1
+      for (; i0 < V + 4 * (int)threadIdx.x; i0 += 4 * DEEP * THREADS) {
+        float4 x[DEEP];
+#pragma unroll
+        for (int k = 0; k < DEEP; k++)
+          if (const int i = i0 + 4 * k * THREADS; i < V) x[k] = unpack4(logits + i);
+#pragma unroll
+        for (int k = 0; k < DEEP; k++) four(i0 + 4 * k * THREADS, x[k]);
+      }
+      return;
+    }
+    float4 next = fetch(i0);
+#pragma unroll 1
+    for (; i0 < V + 4 * (int)threadIdx.x; i0 += 4 * THREADS) {
+      const float4 x = next;
+      next = fetch(i0 + 4 * THREADS);
+      four(i0, x);
     }
   }
 };
+
+// The two passes that every draw makes, out of line: their packs would take the registers of the rest. The best of a thread's
+// tokens as key and inverted id; what is not below the bound, as much as there is room for.
+template <class T> __device__ __noinline__ unsigned long long likeliest(Row<T> z, int V) {
+  unsigned long long best = 0;
+  z.template each<4>(V, [&](int i, uint32_t key, bool live) {
+    if (live) best = max(best, (unsigned long long)key << 32 | (uint32_t)~i);
+  });
+  return best;
+}
+template <class T> __device__ __noinline__ void gather(Row<T> z, int V, uint32_t bound, unsigned long long* list, int* filled) {
+  z.template each<4>(V, [&](int i, uint32_t key, bool live) {
+    if (live && key >= bound) {
+      const int at = atomicAdd(filled, 1);
+      if (at < 2 * MOST) list[at] = (unsigned long long)key << 32 | (uint32_t)~i;
+    }
+  });
+}
 
 __device__ double block_total(double x, double* scratch) {  // in a fixed order; every thread gets it
 #pragma unroll
@@ -131,7 +165,7 @@ template <class T> __device__ __noinline__ int select(const Row<T>& z, int V, in
   for (int round = 0; round < 3; round++) {
     for (int i = tid; i < 2048; i += THREADS) counts[i] = 0;
     __syncthreads();
-    z.each(V, [&](int, uint32_t key, bool live) {
+    z.template each<1>(V, [&](int, uint32_t key, bool live) {
       const bool in = live && (key & mask) == prefix;
       const int bin = in ? (int)(key >> shifts[round] & ((1u << widths[round]) - 1)) : -1;
       if (__any_sync(~0u, in)) {
@@ -169,7 +203,7 @@ template <class T> __device__ __noinline__ int select(const Row<T>& z, int V, in
   // All above the key, and of those equal to it the `rank` lowest ids.
   if (tid == 0) filled = 0;
   __syncthreads();
-  z.each(V, [&](int i, uint32_t key, bool live) {
+  z.template each<1>(V, [&](int i, uint32_t key, bool live) {
     if (live && key > prefix) list[atomicAdd(&filled, 1)] = (unsigned long long)key << 32 | (uint32_t)~i;
   });
   __syncthreads();
@@ -309,10 +343,7 @@ template <class T> __device__ __forceinline__ void sampling_draw(const Params<T>
   if (temperature == 0 || !cuts) {
     if (tid == 0) best = 0, chosen = -1;
     __syncthreads();
-    unsigned long long mine = 0;
-    z.each(V, [&](int i, uint32_t key, bool live) {
-      if (live) mine = max(mine, (unsigned long long)key << 32 | (uint32_t)~i);
-    });
+    unsigned long long mine = likeliest(z, V);
     for (int o = 16; o; o >>= 1) mine = max(mine, __shfl_xor_sync(~0u, mine, o));
     if (lane == 0) atomicMax(&best, mine);
     __syncthreads();
@@ -368,22 +399,13 @@ template <class T> __device__ __forceinline__ void sampling_draw(const Params<T>
         __syncthreads();
       }
   };
-  uint32_t mine = 0;
-  z.each(V, [&](int, uint32_t key, bool live) {
-    if (live) mine = max(mine, key);
-  });
-  list[tid] = mine;
+  list[tid] = likeliest(z, V) >> 32;
   if (tid == 0) filled = 0;
   __syncthreads();
   sort(THREADS);
   const uint32_t bound = list[want - 1];  // 0 when fewer threads than that have a token
   __syncthreads();
-  z.each(V, [&](int i, uint32_t key, bool live) {
-    if (live && key >= bound) {
-      const int at = atomicAdd(&filled, 1);
-      if (at < 2 * MOST) list[at] = (unsigned long long)key << 32 | (uint32_t)~i;
-    }
-  });
+  gather(z, V, bound, list, &filled);
   __syncthreads();
   int n = filled;
   if (n > 2 * MOST) n = select(z, V, want, list, counts, &chosen, &above, &filled);

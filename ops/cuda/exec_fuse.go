@@ -129,7 +129,7 @@ func (p *program) appendGroup(i int) (*appendSteps, error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	g.r.Computed = g.r.Computed || !g.c.fed(2)
+	g.r.Computed = g.r.Computed || !g.c.fed(2) || len(kin) > 3 && (g.c.computed(3) || g.v.computed(3))
 	g.c.checkSlots(2, kin[0])
 	g.r.Hq, g.r.Hk, g.r.QOut = q.Dim(-2), k.Dim(-2), g.q.Output(0)
 	return g, nil

@@ -21,8 +21,8 @@ func (p Pairing) String() string {
 // Rotary launches the rotation of q [T,Hq,D] and k [T,Hk,D] by their positions, in place or not. With QWeight and KWeight
 // the heads pass an RMSNorm first. With Slots, k, and V [T,Hk,D] where given, are also written to the pools [slots,Hk,D] at
 // Slots[t] = page*page_size + offset, nowhere when negative; then KOut may be nil. With KSteps, and VSteps where V is given,
-// the pools hold E4M3 codes. Strides are of tokens, in elements; zero means packed. Positions, slots and the table are read
-// before the launch in front has ended, unless they are Computed.
+// the pools hold E4M3 codes. Strides are of tokens, in elements; zero means packed. Positions, slots, the table, the weights of
+// the norms and the steps are read before the launch in front has ended, unless Computed.
 type Rotary struct {
 	Type              DType
 	Pairing           Pairing
@@ -40,7 +40,7 @@ type Rotary struct {
 	VStride           int64
 	QOutStride        int64
 	KOutStride        int64
-	Computed          bool // the launch in front may write positions or slots
+	Computed          bool // the launch in front may write one of these
 }
 
 // rotaryFewTokens leave multiprocessors idle: a token's items are spread over several blocks, one a thread.

@@ -35,7 +35,7 @@ func TestDeviceS01_Sampling(t *testing.T) {
 		{Temperature: 30, TopP: 0.95}, {Temperature: 20, TopK: 3000}, {Temperature: 20, TopK: 5000, TopP: 0.5, MinP: 0.01}, {Temperature: 40, MinP: 0.9}, {Temperature: 10, TopK: 1 << 20, TopP: 0.3, Penalty: 1.2}}
 	near, all := 0, 0
 	for _, dt := range allTypes {
-		for _, v := range []int{1, 5, 1000, 50257} {
+		for _, v := range []int{1, 5, 1000, 40004, 50257} {
 			const rows = 8
 			words := (v + 31) / 32
 			if v > 1000 && (dt != F32 || testing.Short()) {
