@@ -21,6 +21,25 @@ struct Params {
   int m, n, k;                     // n counts columns of y
   int f32_out;
 };
+
+#ifdef SEAFAN_HOPPER
+// Four lanes hold rows of a 4 by 4 matrix of words: afterwards lane t holds column t.
+__device__ __forceinline__ void transpose4(uint32_t (&v)[4], int t) {
+  const bool odd = t & 1, high = t & 2;
+  uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
+  a = __shfl_xor_sync(~0u, a, 1), b = __shfl_xor_sync(~0u, b, 1);
+  if (odd) v[0] = a, v[2] = b;
+  else v[1] = a, v[3] = b;
+  uint32_t c = high ? v[0] : v[2], d = high ? v[1] : v[3];
+  c = __shfl_xor_sync(~0u, c, 2), d = __shfl_xor_sync(~0u, d, 2);
+  if (high) v[0] = c, v[1] = d;
+  else v[2] = c, v[3] = d;
+}
+template <class T> __device__ __forceinline__ float2 unpack2(uint32_t w) {
+  const T* v = reinterpret_cast<const T*>(&w);
+  return make_float2(to_float(v[0]), to_float(v[1]));
+}
+#endif
 }  // namespace
 
 template <class T, int BN, int STAGES, int CLUSTER, bool DUAL>
@@ -83,6 +102,9 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   } else {
     registers_take<232>();
     const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    // Whole packs of 8 columns: results and the residual move 16 bytes a lane.
+    const bool packed = !p.f32_out && p.n % 8 == 0 && p.y_stride % 8 == 0 && (uint64_t)p.y % 16 == 0 && (uint64_t)p.bias % 4 == 0 &&
+                        p.residual_stride % 8 == 0 && (uint64_t)p.residual % 16 == 0;
     int at = 0;
     for (int tile = worker; tile < tiles; tile += workers) {
       int row, column;
@@ -107,12 +129,57 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         }
         last = slot;
       }
+      const int r0 = row + wg * 64 + warp * 16 + g;
+      // Lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t, 2t+1 of every 8 in its accumulators. The residual's
+      // packs of 8 rows are asked for at once, the first ones while the last products run: y may be where it lies.
+      constexpr int PACKS = OUT / 32;
+      uint4 e[PACKS];
+      auto residual = [&](int half) {
+        const long r = r0 + half * 8;
+        const T* from = (const T*)p.residual + r * p.residual_stride + column + 8 * t;
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) e[j] = r < p.m && column + 32 * j + 8 * t < p.n ? *(const uint4*)(from + 32 * j) : make_uint4(0, 0, 0, 0);
+      };
+      if (packed && p.residual) residual(0);
       wgmma_wait<0>();
       wgmma_pin(d);
       if (threadIdx.x % 128 < CLUSTER) {
         if (CLUSTER > 1) barrier_arrive_remote(empty + last, threadIdx.x % 128); else barrier_arrive(empty + last);
       }
-      const int r0 = row + wg * 64 + warp * 16 + g;
+      if (packed) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const long r = r0 + half * 8;
+          T* y = (T*)p.y + r * p.y_stride + column + 8 * t;
+          if (half && p.residual) residual(1);
+#pragma unroll
+          for (int j = 0; j < PACKS; j++) {
+            uint32_t v[4], x[4] = {e[j].x, e[j].y, e[j].z, e[j].w};
+            if (p.residual) transpose4(x, t);
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+              const int i = 4 * j + q;
+              float a = d[4 * i + 2 * half], b = d[4 * i + 2 * half + 1];
+              if (DUAL) {
+                a = __fdividef(a, 1.f + __expf(-a)) * d[BN / 4 + 4 * i + 2 * half];
+                b = __fdividef(b, 1.f + __expf(-b)) * d[BN / 4 + 4 * i + 2 * half + 1];
+              }
+              if (p.bias && column + 8 * i < p.n) {
+                const float2 c = unpack2<T>(*(const uint32_t*)((const T*)p.bias + column + 8 * i + 2 * t));
+                a += c.x, b += c.y;
+              }
+              if (p.residual) {
+                const float2 c = unpack2<T>(x[q]);
+                a += c.x, b += c.y;
+              }
+              v[q] = pack2<T>(a, b);
+            }
+            transpose4(v, t);
+            if (r < p.m && column + 32 * j + 8 * t < p.n) *(uint4*)(y + 32 * j) = make_uint4(v[0], v[1], v[2], v[3]);
+          }
+        }
+        continue;
+      }
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const long r = r0 + half * 8;

@@ -22,7 +22,8 @@ var gemmCases = []gemmCase{
 	{m: 17, n: 640, k: 256, swiglu: true}, {m: 33, n: 257, k: 1024, bias: true, residual: true}, {m: 64, n: 1536, k: 320}, {m: 64, n: 200, k: 64, swiglu: true},
 	{m: 3, n: 26000, k: 72}, {m: 33, n: 13000, k: 64, swiglu: true}, {m: 64, n: 34000, k: 136}, // several tiles of a block, one after the other
 	{m: 65, n: 63, k: 72}, {m: 130, n: 300, k: 512, bias: true}, {m: 257, n: 520, k: 192, residual: true}, {m: 200, n: 333, k: 256, swiglu: true}, {m: 128, n: 256, k: 64, f32: true},
-	{m: 300, n: 2000, k: 128}, {m: 520, n: 1100, k: 128, swiglu: true},
+	{m: 300, n: 2000, k: 128}, {m: 520, n: 1100, k: 128, swiglu: true}, {m: 1100, n: 2056, k: 72, bias: true, residual: true}, {m: 1100, n: 1032, k: 64, swiglu: true},
+	{m: 130, n: 328, k: 136, bias: true, residual: true}, {m: 200, n: 328, k: 136, swiglu: true}, {m: 1100, n: 2050, k: 72, bias: true, residual: true},
 }
 
 func TestDeviceGemm(t *testing.T) {
