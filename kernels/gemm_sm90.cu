@@ -10,6 +10,7 @@
 // Epilogue: f32 sum, + bias[N], + residual[M,N], one rounding (or f32 out). K a multiple of 8, rows aligned to 16 bytes.
 // Shared memory: 4 stages of 48 KB (BN 256) or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
+#include "epilogue.cuh"
 #include "hopper.cuh"
 
 namespace {
@@ -23,18 +24,6 @@ struct Params {
 };
 
 #ifdef SEAFAN_HOPPER
-// Four lanes hold rows of a 4 by 4 matrix of words: afterwards lane t holds column t.
-__device__ __forceinline__ void transpose4(uint32_t (&v)[4], int t) {
-  const bool odd = t & 1, high = t & 2;
-  uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
-  a = __shfl_xor_sync(~0u, a, 1), b = __shfl_xor_sync(~0u, b, 1);
-  if (odd) v[0] = a, v[2] = b;
-  else v[1] = a, v[3] = b;
-  uint32_t c = high ? v[0] : v[2], d = high ? v[1] : v[3];
-  c = __shfl_xor_sync(~0u, c, 2), d = __shfl_xor_sync(~0u, d, 2);
-  if (high) v[0] = c, v[1] = d;
-  else v[2] = c, v[3] = d;
-}
 template <class T> __device__ __forceinline__ float2 unpack2(uint32_t w) {
   const T* v = reinterpret_cast<const T*>(&w);
   return make_float2(to_float(v[0]), to_float(v[1]));
@@ -161,8 +150,8 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
               const int i = 4 * j + q;
               float a = d[4 * i + 2 * half], b = d[4 * i + 2 * half + 1];
               if (DUAL) {
-                a = __fdividef(a, 1.f + __expf(-a)) * d[BN / 4 + 4 * i + 2 * half];
-                b = __fdividef(b, 1.f + __expf(-b)) * d[BN / 4 + 4 * i + 2 * half + 1];
+                a = silu(a) * d[BN / 4 + 4 * i + 2 * half];
+                b = silu(b) * d[BN / 4 + 4 * i + 2 * half + 1];
               }
               if (p.bias && column + 8 * i < p.n) {
                 const float2 c = unpack2<T>(*(const uint32_t*)((const T*)p.bias + column + 8 * i + 2 * t));
@@ -191,8 +180,8 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           float u = d[4 * i + 2 * half], v = d[4 * i + 2 * half + 1];
           if (DUAL) {
             const float w0 = d[BN / 4 + 4 * i + 2 * half], w1 = d[BN / 4 + 4 * i + 2 * half + 1];
-            u = u / (1.f + __expf(-u)) * w0;
-            v = v / (1.f + __expf(-v)) * w1;
+            u = silu(u) * w0;
+            v = silu(v) * w1;
           }
           const bool pair = c + 1 < p.n;
           if (p.bias) {

@@ -49,7 +49,7 @@ type Call struct {
 	queued []queued
 	note   string // what the plan says of the step beside its kernels
 	codes  *coded // where an FP8 product leaves codes in place of its result
-	mixed  bool   // what is queued now runs only when a request brings several tokens
+	mixed  bool   // what is queued now runs only when a request brings several tokens, a fill only when rows belong to no request
 }
 
 // queued is one thing for the stream, as data.

@@ -178,18 +178,21 @@ func deviceCases() []cases.Case {
 			}})
 	}
 	for _, d := range []int{8, 24, 40, 80, 112, 160, 256} { // multiples of 8 that are nobody's own size
-		cs = append(cs, pagedCase(16, 0, d, []int{70, 1, 33, 200}, []int{70, 1, 5, 1}))
+		cs = append(cs, pagedCase(2, 16, 0, d, []int{70, 1, 33, 200}, []int{70, 1, 5, 1}))
 	}
 	for _, size := range []int{1, 16, 256} {
 		for _, window := range []int{0, 5} {
-			cs = append(cs, pagedCase(size, window, 64, []int{13, 65, 0, 2 * size, 600}, []int{13, 1, 0, 1, 1}), pagedCase(size, window, 128, []int{70, 1, 33}, []int{1, 1, 1}))
+			cs = append(cs, pagedCase(2, size, window, 64, []int{13, 65, 0, 2 * size, 600}, []int{13, 1, 0, 1, 1}), pagedCase(2, size, window, 128, []int{70, 1, 33}, []int{1, 1, 1}))
 		}
+	}
+	for _, spare := range []int{0, 3} { // for the kernels of many tokens alone
+		cs = append(cs, pagedCase(spare, 16, 0, 128, []int{200, 90, 1}, []int{120, 40, 1}), pagedCase(spare, 16, 40, 64, []int{140, 3}, []int{140, 3}))
 	}
 	return append(cs, appendCase(64), appendCase(16))
 }
 
-// pagedCase has a page of another request between any two, with NaN in it, and two rows that belong to nobody.
-func pagedCase(size, window, d int, lengths, queries []int) cases.Case {
+// pagedCase has a page of another request between any two, with NaN in it, and spare rows that belong to nobody.
+func pagedCase(spare, size, window, d int, lengths, queries []int) cases.Case {
 	const hq, hk = 6, 2
 	qo, table, next := []int32{0}, optest.PageTable{PageSize: size, Indptr: []int32{0}}, int32(0)
 	for r, n := range lengths {
@@ -205,7 +208,7 @@ func pagedCase(size, window, d int, lengths, queries []int) cases.Case {
 		table.LastPageLen = append(table.LastPageLen, int32(last))
 		qo = append(qo, qo[r]+int32(queries[r]))
 	}
-	tokens := int(qo[len(lengths)]) + 2
+	tokens := int(qo[len(lengths)]) + spare
 	owned := map[int]bool{}
 	for r, n := range lengths {
 		for i := range n {
@@ -223,7 +226,7 @@ func pagedCase(size, window, d int, lengths, queries []int) cases.Case {
 		return x
 	}
 	a := optest.Attention{B: len(lengths), Lq: tokens, Hq: hq, Hkv: hk, D: d, Dv: d, Causal: true, Window: window}
-	return cases.Case{Op: "paged_attention", Name: fmt.Sprintf("device D %d page size %d window %d queries %v of %v", d, size, window, queries, lengths), C: 8,
+	return cases.Case{Op: "paged_attention", Name: fmt.Sprintf("device D %d page size %d window %d queries %v of %v and %d", d, size, window, queries, lengths, spare), C: 8,
 		In: []cases.Input{normalInput("q", tokens, hq, d), pool("k_pages"), pool("v_pages"), intInput("qo_indptr", qo...), intInput("kv_page_indptr", table.Indptr...),
 			intInput("kv_page_indices", table.Indices...), intInput("kv_last_page_len", table.LastPageLen...)},
 		Build: func(in []*graph.Node) []*graph.Node {
@@ -231,7 +234,7 @@ func pagedCase(size, window, d int, lengths, queries []int) cases.Case {
 		},
 		Oracle: func(in []cases.Input) [][]float64 {
 			out, _ := optest.Paged{Attention: a, QO: qo, Table: table}.Forward(in[0].F, in[1].F, in[2].F)
-			return [][]float64{append(out, make([]float64, 2*hq*d)...)}
+			return [][]float64{append(out, make([]float64, spare*hq*d)...)}
 		}}
 }
 

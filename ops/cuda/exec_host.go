@@ -245,6 +245,8 @@ func (p *program) String() string {
 		runs := "cuda"
 		for _, q := range s.queued {
 			switch {
+			case q.fill != nil && q.mixed:
+				by = append(by, "[fill]")
 			case q.fill != nil:
 				by = append(by, "fill")
 			case q.mixed:
@@ -283,7 +285,10 @@ func (p *program) launchText() string {
 			if err := q.send(r); err != nil {
 				r.Lines = append(r.Lines, err.Error())
 			}
-			if q.mixed {
+			switch {
+			case q.mixed && q.fill != nil:
+				r.Lines[len(r.Lines)-1] += " (only when rows belong to no request)"
+			case q.mixed:
 				r.Lines[len(r.Lines)-1] += " (only when a request brings several tokens)"
 			}
 		}
@@ -337,7 +342,7 @@ func (p *program) unknown(feeds graph.Feeds) error {
 	return fmt.Errorf("cuda: the plan has no input %s", strings.Join(names, ", "))
 }
 
-// several says whether a run needs the launches that are queued as mixed.
+// needsMixed says whether a run needs what is queued as mixed.
 func (p *program) needsMixed(feeds graph.Feeds) bool {
 	return slices.ContainsFunc(p.mixed, func(f func(graph.Feeds) bool) bool { return f(feeds) })
 }

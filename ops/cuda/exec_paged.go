@@ -302,8 +302,13 @@ func pagedBody(c *Call) error {
 		c.p.several(r, func(f graph.Feeds) bool { return r.mixed(f) })
 		c.mixed = true
 		defer func() { c.mixed = false }()
-	} else if err := c.Fill(c.Output(0), 0, int64(tokens*hq*d*c.Type().Size())); err != nil {
-		return err
+	} else { // rows of nobody are zero
+		c.p.several([3]any{"padded", r, tokens}, func(f graph.Feeds) bool { qo := ints(f, r.qo); return int(qo[len(qo)-1]) < tokens })
+		c.mixed = true
+		err := c.Fill(c.Output(0), 0, int64(tokens*hq*d*c.Type().Size()))
+		if c.mixed = false; err != nil {
+			return err
+		}
 	}
 	a := AttentionPrefill{Type: c.Type(), Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, Causal: o.Causal, Window: kernelWindow(o.Window),
 		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: ragged, KSteps: kSteps, VSteps: vSteps}
@@ -389,7 +394,7 @@ func (c *Call) tiles(r requests, t tiling) (batch, index Pointer) {
 	return batch, index
 }
 
-// several adds a test of whether a run needs the launches that are queued as mixed.
+// several adds a test of whether a run needs what is queued as mixed.
 func (p *program) several(key any, f func(graph.Feeds) bool) {
 	if k := [2]any{"mixed", key}; !p.checked[k] {
 		p.checked[k] = true
