@@ -582,4 +582,8 @@ template <class T, int D, Layout LAYOUT> __device__ __forceinline__ void merge(c
     }
   }
   finish<T, D>(p, b, h, d, sum, m, l);
+  // What the warp has read is of no more use: where there is much of it, L2 need not write it to memory.
+  __syncwarp();
+  if ((long)splits * p.batch * step * rows * D > 2 << 20)
+    for (int k = lane; k < splits; k += 32) asm volatile("discard.global.L2 [%0], 128;" ::"l"(sums - lane + k * over) : "memory");
 }

@@ -110,6 +110,9 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if a.Scratch.IsNil() || a.Ticket.IsNil() {
 		return fmt.Errorf("%s: %d bytes of scratch and a ticket are required, got scratch %v and ticket %v", op, a.ScratchBytes(), a.Scratch, a.Ticket)
 	}
+	if a.Scratch.Addr%128 != 0 {
+		return fmt.Errorf("%s: scratch must be aligned to 128 bytes, got address %#x", op, a.Scratch.Addr)
+	}
 	kind, merge, pages, log2 := "dense", "dense", Pages{}, 0
 	if a.Pages != nil {
 		kind, merge, pages = "paged", "paged", *a.Pages

@@ -102,6 +102,7 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 		{func() interface{ Launch(Queue) error } {
 			return AttentionPrefill{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Lq: 2, Lk: 2, Out: p, Q: p, K: p, V: p, KSteps: p, VSteps: p}
 		}, "attention prefill: steps of k and v go together, with pages; got k steps p, v steps p"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.Scratch.Addr += 64; return d }, "attention decode: scratch must be aligned to 128 bytes, got address 0x100040"},
 		{func() interface{ Launch(Queue) error } { return Gemm{Type: BF16, M: 1, N: 8, K: 12, Y: p, X: p, W: p} }, "gemm: no CUDA kernel: K 12, row strides 12 and 12: rows of x and w must be multiples of 8 elements at addresses aligned to 16 bytes"},
 		{func() interface{ Launch(Queue) error } {
 			return Gemm{Type: BF16, M: 1, N: 8, K: 16, Y: p, X: p, W: p, WStride: 8}
