@@ -13,7 +13,7 @@
 #ifdef SEAFAN_HOPPER
 template <class T, int COLS, bool BLOCK> struct Weights {
   static constexpr int BK = 128, XTILES = 2;
-  static constexpr bool STEPS = true;
+  static constexpr bool STEPS = true, LATE = !BLOCK && COLS < 64;  // 64 columns leave no registers for it
   typedef T Bias;
   template <class F> static __device__ __forceinline__ void dispatch(int out, F f) {
     if (out == 2) f(float(), float());
@@ -31,7 +31,8 @@ template <class T, int COLS, bool BLOCK> struct Weights {
       const uint32_t row = w + i * second + (warp * 16 + lane % 16) * 128;
 #pragma unroll
       for (int q = 0; q < 2; q++) {
-        if (!BLOCK && i) wgmma_wait<1>();  // the fragments of two groups ago are free
+        if (LATE || !BLOCK && i) wgmma_wait<1>();  // the fragments of two groups ago are free
+        if (LATE && i == 0 && q == 1) release();
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           uint32_t codes[4];
@@ -62,7 +63,7 @@ template <class T, int COLS, bool BLOCK> struct Weights {
         for (int j = 0; j < COLS / 2; j++) d[i][j] += f[j / 2 % 2] * part[j];
       }
     }
-    if (!BLOCK) {
+    if (!BLOCK && !LATE) {
       wgmma_wait<0>();
       wgmma_pin(d[0]);
       wgmma_pin(d[1]);
@@ -73,7 +74,7 @@ template <class T, int COLS, bool BLOCK> struct Weights {
 
 template <int COLS, bool BLOCK> struct Both {
   static constexpr int BK = 128, XTILES = 1;
-  static constexpr bool STEPS = true;
+  static constexpr bool STEPS = true, LATE = false;
   typedef float Bias;
   template <class F> static __device__ __forceinline__ void dispatch(int out, F f) {
     if (out == 0) f(bf16(), bf16());
@@ -83,30 +84,39 @@ template <int COLS, bool BLOCK> struct Both {
   }
   template <class Release, class OfW, class OfX>
   static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, uint32_t second, Release release, OfW of_w, OfX of_x) {
+    float part[2][COLS / 2];
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if (i && !second) break;
-      float part[COLS / 2];
-      wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < 4; j++) Wgmma8<e4m3, e4m3, COLS>::shared(part, descriptor(w + i * second + j * 32), descriptor(x + j * 32), j);
+      for (int j = 0; j < 4; j++) Wgmma8<e4m3, e4m3, COLS>::shared(part[i], descriptor(w + i * second + j * 32), descriptor(x + j * 32), j);
       wgmma_commit();
-      wgmma_pin(part);
-      wgmma_wait<0>();
-      wgmma_pin(part);
-      if (i == 1 || !second) release();
+      wgmma_pin(part[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      if (i && !second) break;
+      if (i == 0 && second && !BLOCK) {
+        wgmma_wait<1>();
+        wgmma_pin(part[0]);
+      } else if (!BLOCK || i == 0) {
+        wgmma_wait<0>();
+        wgmma_pin(part[0]);
+        wgmma_pin(part[1]);
+        release();
+      }
       const float f[2] = {BLOCK ? of_w(i, 0) : 1.f, BLOCK ? of_w(i, 1) : 1.f};
 #pragma unroll
       for (int j = 0; j < COLS / 4; j++) {
         const float fx = BLOCK ? of_x(j) : 1.f;
         const int at = j / 2 * 4 + j % 2;
-        d[i][at] += BLOCK ? fx * f[0] * part[at] : part[at];
-        d[i][at + 2] += BLOCK ? fx * f[1] * part[at + 2] : part[at + 2];
+        d[i][at] += BLOCK ? fx * f[0] * part[i][at] : part[i][at];
+        d[i][at + 2] += BLOCK ? fx * f[1] * part[i][at + 2] : part[i][at + 2];
       }
     }
   }
 };
-
 #define BODY(COLS, DUAL, ...) stream<__VA_ARGS__, COLS, DUAL>(x, w, p)
 #else
 #define BODY(COLS, DUAL, ...)

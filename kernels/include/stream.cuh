@@ -49,8 +49,8 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 
 // Math has BK, the k of a stage; XTILES, the boxes of 128 bytes that x comes in; Bias, its type; STEPS, whether operands are codes;
 // step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the second wgmma tile, unless `second` is 0, lies
-// that many bytes behind the first) and calls release when it no longer reads the stage; and dispatch(out, f), which calls f with
-// the types of the result and of the residual.
+// that many bytes behind the first) and calls release when it no longer reads the stage; LATE, whether it leaves products under way
+// and means the stage before; and dispatch(out, f), which calls f with the types of the result and of the residual.
 template <class Math, int COLS, bool DUAL>
 __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMap& wmap, const Params& p) {
   // A quarter of a warpgroup's sums: floats of a thread for each of the two wgmma tiles, bytes.
@@ -131,10 +131,21 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
   const int wg = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int mine = threadIdx.x % 128;
   unsigned char* sums = ring + p.stages * STAGE;  // of each warpgroup: from the three behind it, float2 or float4 [PART / 2][128]
-  int slot = wg % p.stages, parity = wg / p.stages & 1, at = wg;
+  int slot = wg % p.stages, parity = wg / p.stages & 1, at = wg, held = -1;
   float amax = 0.f;
   for (int tile = 0; tile < tiles; tile++) {
     const int row = row_first + tile * tile_rows;
+    const int line = warp * 16 + g + rank * 8, c = row + line;  // what this thread finishes
+    const bool live[2] = {line < p.rows && c < p.n, line < p.rows && p.pair == 2 && c + p.rows < p.n};
+    float fw[2], bias[2];
+    auto columns_of_w = [&]() {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        fw[i] = Math::STEPS && p.steps.w && live[DUAL ? 0 : i] ? p.steps.w[(long)(c + i * (DUAL ? p.n : p.rows)) * p.steps.w_row] : 1.f;
+        bias[i] = p.sink.bias && live[i] && !(DUAL && i) ? to_float(((const typename Math::Bias*)p.sink.bias)[c + i * p.rows]) : 0.f;
+      }
+    };
+    if (COLS < 64) columns_of_w();  // ahead of the stages where there are registers for it
     float d[2][COLS / 2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -145,12 +156,20 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
       barrier_wait(full + slot, parity);
       const uint32_t w = shared_address(ring + slot * STAGE), x = w + W;
       Math::step(
-          d, w, x, p.pair == 2 ? p.rows * 128 : 0, [&]() { if (mine == 0) barrier_arrive(empty + slot); },
+          d, w, x, p.pair == 2 ? p.rows * 128 : 0, [&]() { if (mine == 0 && (!Math::LATE || held >= 0)) barrier_arrive(empty + (Math::LATE ? held : slot)); },
           [&](int i, int half) {
             const int c = min(row + (DUAL ? 0 : i * p.rows) + warp * 16 + g + half * 8, p.n - 1) + (DUAL && i ? p.n : 0);
             return p.steps.wk ? p.steps.wk[(long)(c / 128) * p.steps.wk_row + k_first + s] : 1.f;
           },
           [&](int j) { return p.steps.xk ? p.steps.xk[min(j / 2 * 8 + 2 * t + j % 2, p.m - 1) * (long)p.steps.xk_row + k_first + s] : 1.f; });
+      held = slot;
+    }
+    if (Math::LATE) {
+      wgmma_wait<0>();
+      wgmma_pin(d[0]);
+      wgmma_pin(d[1]);
+      if (mine == 0 && held >= 0) barrier_arrive(empty + held);
+      held = -1;
     }
     // Rows 8 half and on of every 16 are block half's, half of the columns each warpgroup's of it.
     auto part = [&](int half, int side, int i, int q) { return COLS == 8 ? d[i][half * 2 + side] : d[i][(side * (COLS / 16) + q / 2) * 4 + half * 2 + q % 2]; };
@@ -179,9 +198,7 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
       typedef decltype(residual) Residual;
       constexpr int TILES = DUAL ? 1 : 2, CHUNK = PART < 4 ? PART : 4;
       // What is read comes in front of the first store: y may be the residual, so a load would wait for the store before it.
-      const int line = warp * 16 + g + rank * 8, c = row + line;
-      const bool live[2] = {line < p.rows && c < p.n, line < p.rows && p.pair == 2 && c + p.rows < p.n};
-      float fw[2], bias[TILES], e[TILES][CHUNK];
+      float e[TILES][CHUNK];
       auto residuals = [&](int q0) {
 #pragma unroll
         for (int i = 0; i < TILES; i++)
@@ -191,11 +208,7 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
             e[i][q] = p.sink.residual && r < p.m && live[i] ? to_float(((const Residual*)p.sink.residual)[r * p.sink.residual_stride + c + i * p.rows]) : 0.f;
           }
       };
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        if (Math::STEPS) fw[i] = p.steps.w && live[DUAL ? 0 : i] ? p.steps.w[(long)(c + i * (DUAL ? p.n : p.rows)) * p.steps.w_row] : 1.f;
-        if (i < TILES) bias[i] = p.sink.bias && live[i] ? to_float(((const typename Math::Bias*)p.sink.bias)[c + i * p.rows]) : 0.f;
-      }
+      if (COLS >= 64) columns_of_w();
       residuals(0);
       barrier_wait(received + wg, tile & 1);
       if (mine == 0 && tile + 1 < tiles) barrier_expect(received + wg, 3 * PART_BYTES);
