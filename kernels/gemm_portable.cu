@@ -6,7 +6,7 @@
 // With DUAL, w is [2F,K], the block's columns are half of its first half and half of its second, interleaved by 8 so that a
 // thread holds both of a pair: y[M,F] = silu(first) * second. Epilogue: + bias[N], + residual[M,N], one rounding or f32.
 // K a multiple of 8 (f32: 4), rows aligned to 16 bytes.
-#include "mma.cuh"
+#include "mma_ring.cuh"
 
 namespace {
 struct Params {
@@ -60,35 +60,7 @@ template <class T, int ROWS, int THREADS, int STAGES, bool DUAL> __device__ __fo
     }
   };
   float d[2][WARP_COLS / 8][4] = {};
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) {
-    issue(s);
-    copy_commit();
-  }
-  for (int s = 0; s < steps; s++) {
-    copy_wait<STAGES - 2>();
-    __syncthreads();
-    if (s + STAGES - 1 < steps) issue(s + STAGES - 1);
-    copy_commit();
-    const uint32_t stage = shared_address(shared) + s % STAGES * STAGE;
-#pragma unroll
-    for (int kk = 0; kk < 2; kk++) {
-      uint32_t a[2][4];
-#pragma unroll
-      for (int i = 0; i < 2; i++) ldmatrix4(a[i], stage + (wr + i * 16 + lane % 16) * LINE + kk * 32 + lane / 16 * 16);
-#pragma unroll
-      for (int j = 0; j < WARP_COLS / 16; j++) {
-        uint32_t b[4];
-        ldmatrix4(b, stage + (ROWS + wc + j * 16 + (lane & 7) + (lane >> 4) * 8) * LINE + kk * 32 + (lane >> 3 & 1) * 16);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          mma16816<T>(d[i][2 * j], a[i], b[0], b[1]);
-          mma16816<T>(d[i][2 * j + 1], a[i], b[2], b[3]);
-        }
-      }
-    }
-  }
-  copy_wait<0>();
+  ring_products<T, ROWS, STAGES, STAGE, WARP_COLS>(d, shared, steps, wr, wc, issue);
 #pragma unroll
   for (int i = 0; i < 2; i++)
 #pragma unroll

@@ -7,7 +7,7 @@
 // multiple of 8, rows aligned to 16 bytes. FMA: 256 threads of 4 by 4, steps of 16 k, any type and any size.
 // With DUAL there are two matrices of N rows, w and up, and y = silu(x w^T) * (x up^T): columns of the two are interleaved
 // so that a thread holds both of a pair. f32 sums, one rounding.
-#include "mma.cuh"
+#include "mma_ring.cuh"
 
 namespace {
 constexpr int ROWS = 64;
@@ -79,35 +79,7 @@ template <class T, bool DUAL> __device__ __forceinline__ void grouped(const Para
     }
   };
   float d[2][8][4] = {};
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) {
-    issue(s);
-    copy_commit();
-  }
-  for (int s = 0; s < steps; s++) {
-    copy_wait<STAGES - 2>();
-    __syncthreads();
-    if (s + STAGES - 1 < steps) issue(s + STAGES - 1);
-    copy_commit();
-    const uint32_t stage = shared_address(shared) + s % STAGES * STAGE;
-#pragma unroll
-    for (int kk = 0; kk < 2; kk++) {
-      uint32_t a[2][4];
-#pragma unroll
-      for (int i = 0; i < 2; i++) ldmatrix4(a[i], stage + (wr + i * 16 + lane % 16) * LINE + kk * 32 + lane / 16 * 16);
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        uint32_t b[4];
-        ldmatrix4(b, stage + (ROWS + wc + j * 16 + (lane & 7) + (lane >> 4) * 8) * LINE + kk * 32 + (lane >> 3 & 1) * 16);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          mma16816<T>(d[i][2 * j], a[i], b[0], b[1]);
-          mma16816<T>(d[i][2 * j + 1], a[i], b[2], b[3]);
-        }
-      }
-    }
-  }
-  copy_wait<0>();
+  ring_products<T, ROWS, STAGES, STAGE, 64>(d, shared, steps, wr, wc, issue);
 #pragma unroll
   for (int i = 0; i < 2; i++)
 #pragma unroll
