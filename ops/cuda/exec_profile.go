@@ -172,7 +172,7 @@ func (p *program) work(s *step, q queued, first bool, feeds graph.Feeds, flops m
 
 func isProduct(n *graph.Node) bool {
 	name := n.Op().Name()
-	return strings.Contains(name, "linear") || strings.HasPrefix(name, "latent_") || name == "experts"
+	return strings.Contains(name, "linear") || strings.HasPrefix(name, "latent_") || strings.HasSuffix(name, "experts")
 }
 
 // pages says that a step works on pages, of which pagedWork counts those that requests have.
@@ -185,7 +185,7 @@ func pages(s *step) bool {
 // used is the part of a stack of experts that tokens can go to, 1 for any other weight.
 func used(s *step, r *region) float64 {
 	for _, n := range s.nodes {
-		if _, ok := n.Op().(ops.ExpertsOp); ok && r.from[0].Type.Rank() == 3 {
+		if strings.HasSuffix(n.Op().Name(), "experts") && r.from[0].Type.Rank() == 3 {
 			choices := n.In()[2].Type().Size()
 			return min(1, float64(choices)/float64(r.from[0].Type.Shape[0]))
 		}
