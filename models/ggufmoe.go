@@ -119,14 +119,14 @@ func (s *source) fusedExperts(param string) (t *checkpoint.Tensor, half int) {
 
 // readHalf fills a stack [E,F,D] from a half of each expert.
 func readHalf(p *graph.Param, t *checkpoint.Tensor, half int) error {
-	w, experts := graph.Data[float32](p.Tensor()), p.Type.Shape[0]
-	n := len(w) / experts
+	w, experts := p.Tensor(), p.Type.Shape[0]
+	n := w.Size() / experts
 	both := make([]float32, 2*n)
 	for e := range experts {
-		if err := t.Float32Rows(both, e, 1); err != nil {
+		if err := t.Float32Rows(both, e, 1); err != nil { // exact, whatever it is stored as
 			return err
 		}
-		copy(w[e*n:(e+1)*n], both[half*n:])
+		narrowPart(w, e*n, both[half*n:][:n])
 	}
 	return nil
 }

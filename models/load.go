@@ -40,12 +40,18 @@ func Widen() Option { return func(s *storage) { s.wide = true } }
 // nearest where the file has them wider or quantised.
 func Store16(dt dtype.DType) Option { return func(s *storage) { s.matrices = dt } }
 
-// of is the type in which a parameter of that shape is kept. Ops read matrices
-// in 16 bits; vectors are small, and stacks of experts have no such op: both are
-// float32.
+// of is the type in which a parameter of that shape is kept. Ops read matrices,
+// and stacks of experts, in 16 bits; vectors are small and float32.
 func (s storage) of(t *checkpoint.Tensor, shape []int) dtype.DType {
+	if len(shape) != 2 {
+		return dtype.Float32
+	}
+	return s.ofMatrix(t)
+}
+
+func (s storage) ofMatrix(t *checkpoint.Tensor) dtype.DType {
 	switch {
-	case s.wide || len(shape) != 2:
+	case s.wide:
 		return dtype.Float32
 	case s.matrices != dtype.Invalid:
 		return s.matrices
@@ -53,6 +59,18 @@ func (s storage) of(t *checkpoint.Tensor, shape []int) dtype.DType {
 		return t.DType()
 	}
 	return dtype.Float32
+}
+
+// ofStacks is that of the stacks of a mixture that has these parts: the op reads
+// all as they are or none.
+func (s storage) ofStacks(parts []*checkpoint.Tensor) dtype.DType {
+	kept := s.ofMatrix(parts[0])
+	for _, t := range parts {
+		if s.ofMatrix(t) != kept {
+			return dtype.Float32
+		}
+	}
+	return kept
 }
 
 // codes reports whether a matrix in 8-bit floats stays as it is: where
@@ -261,7 +279,15 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			}
 			continue
 		}
-		p, err := m.params.Add(want.Name, graph.T(s.kept.of(parts[0], want.Type.Shape), want.Type.Shape...), false)
+		kept := s.kept.of(parts[0], want.Type.Shape)
+		if mixture, ok := mixtureOf(want.Name); ok {
+			var all []*checkpoint.Tensor
+			for _, kind := range []string{"gate_proj", "up_proj", "down_proj"} {
+				all = append(all, from[mixture+kind+".weight"]...)
+			}
+			kept = s.kept.ofStacks(all)
+		}
+		p, err := m.params.Add(want.Name, graph.T(kept, want.Type.Shape...), false)
 		if err != nil {
 			return report, err
 		}
@@ -337,7 +363,7 @@ func equalBytes(a, b *checkpoint.Tensor) (bool, error) {
 // read gives a parameter its value, in the order and scale of Hugging Face.
 func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) error {
 	turned := m.turned(p.Name, s)
-	if p.Type.DType == t.DType() && !s.kept.wide && len(t.Shape()) == 2 {
+	if _, stack := mixtureOf(p.Name); p.Type.DType == t.DType() && !s.kept.wide && (stack || len(t.Shape()) == 2) {
 		return m.place(p, t, turned, s)
 	}
 	w := p.Tensor()
@@ -374,20 +400,51 @@ func (m *Transformer) turnedRows(wide []float32, t *checkpoint.Tensor, first, ro
 	return nil
 }
 
-// readStack fills a stack from its parts, in float32.
+// mixtureOf is what the names of the stacks of a mixture begin with.
+func mixtureOf(name string) (prefix string, ok bool) {
+	const experts = ".mlp.experts."
+	layer, _, ok := strings.Cut(name, experts)
+	return layer + experts, ok
+}
+
+// readStack fills a stack from its parts.
 func readStack(p *graph.Param, parts []*checkpoint.Tensor, codes map[string]*checkpoint.FP8Weight) error {
-	w := graph.Data[float32](p.Tensor())
-	n := len(w) / len(parts)
+	w := p.Tensor()
+	n, size := w.Size()/len(parts), len(w.Bytes())/len(parts)
+	var wide []float32
 	for i, t := range parts {
-		read := t.Float32
-		if q := codes[t.Name()]; q != nil {
-			read = q.Float32
+		var err error
+		switch q := codes[t.Name()]; {
+		case q == nil && t.DType() == w.DType:
+			err = t.Raw(w.Bytes()[i*size:][:size])
+		default:
+			if wide == nil {
+				wide = make([]float32, n)
+			}
+			read := t.Float32
+			if q != nil {
+				read = q.Float32
+			}
+			err = read(wide)
+			narrowPart(w, i*n, wide)
 		}
-		if err := read(w[i*n : (i+1)*n]); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// narrowPart rounds numbers into a part of w.
+func narrowPart(w graph.Tensor, at int, wide []float32) {
+	switch w.DType {
+	case dtype.BFloat16:
+		dtype.FromFloat32(graph.Data[dtype.BF16](w)[at:][:len(wide)], wide)
+	case dtype.Float16:
+		dtype.FromFloat32(graph.Data[dtype.F16](w)[at:][:len(wide)], wide)
+	default:
+		copy(graph.Data[float32](w)[at:], wide)
+	}
 }
 
 // skips reports a tensor of a layer behind the last one, where the config says
@@ -456,10 +513,10 @@ func inOrder[T any](read func([]T) error, w []T, turned, headDim, rowLen int) er
 	return checkpoint.UndoLlamaPermutation(w, file, turned, headDim, rowLen)
 }
 
-// rounded fills a matrix in 16 bits from rows in float32, some at a time.
+// rounded fills a matrix or stack in 16 bits from rows in float32, some at a time.
 func rounded(w graph.Tensor, read func(wide []float32, first, rows int) error) error {
 	const piece = 1 << 18
-	n, k := w.Shape[0], w.Shape[1]
+	n, k := w.Shape[0], w.Size()/w.Shape[0]
 	per := max(piece/k, 1)
 	wide := make([]float32, min(per, n)*k)
 	for first := 0; first < n; first += per {
@@ -468,11 +525,7 @@ func rounded(w graph.Tensor, read func(wide []float32, first, rows int) error) e
 		if err := read(part, first, rows); err != nil {
 			return err
 		}
-		if w.DType == dtype.BFloat16 {
-			dtype.FromFloat32(graph.Data[dtype.BF16](w)[first*k:][:rows*k], part)
-		} else {
-			dtype.FromFloat32(graph.Data[dtype.F16](w)[first*k:][:rows*k], part)
-		}
+		narrowPart(w, first*k, part)
 	}
 	return nil
 }

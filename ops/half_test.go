@@ -81,6 +81,77 @@ func TestHalfWeights(t *testing.T) {
 	require.Equal(t, want, run(dtype.BFloat16))
 }
 
+// TestHalfExperts: stacks in 16 bits give the results of the same numbers in
+// float32, and the gradient that goes on.
+func TestHalfExperts(t *testing.T) {
+	const tokens, topK, e, f, d = 9, 2, 4, 24, 40
+	ids := []int32{0, 1, 3, 2, 1, 0, 0, 2, 3, 1, 2, 1, 0, 3, 2, 3, 1, 2}
+	run := func(stored dtype.DType) [][]float32 {
+		ps := graph.NewParams()
+		for _, name := range []string{"gate", "up", "down"} {
+			shape := []int{e, f, d}
+			if name == "down" {
+				shape = []int{e, d, f}
+			}
+			wide := optest.Cast[float32](optest.Normals(name, e*f*d, 0.5))
+			bf := make([]dtype.BF16, len(wide))
+			dtype.FromFloat32(bf, wide)
+			dtype.ToFloat32(wide, bf)
+			p, err := ps.Add(name, graph.T(stored, shape...), false)
+			require.NoError(t, err)
+			switch stored {
+			case dtype.Float32:
+				copy(graph.Data[float32](p.Tensor()), wide)
+			case dtype.BFloat16:
+				copy(graph.Data[dtype.BF16](p.Tensor()), bf)
+			case dtype.Float16:
+				dtype.FromFloat32(graph.Data[dtype.F16](p.Tensor()), wide)
+			}
+			p.Touch()
+		}
+		b := graph.New(graph.Share(ps))
+		norm := b.Param("norm", d)
+		copy(graph.Data[float32](norm.Param().Tensor()), optest.Cast[float32](optest.Normals("norm", d, 1)))
+		norm.Param().Touch()
+		x := ops.RMSNorm(b.Input("x", dtype.Float32, tokens, d), norm, 1e-5)
+		y := ops.Experts(x, b.Input("weights", dtype.Float32, tokens, topK), b.Input("ids", dtype.Int32, tokens, topK),
+			b.Param("gate", e, f, d), b.Param("up", e, f, d), b.Param("down", e, d, f))
+		loss, _ := ops.CrossEntropy(y, b.Input("labels", dtype.Int32, tokens))
+		require.NoError(t, b.Err())
+		grads, err := b.Grad(loss, norm)
+		require.NoError(t, err)
+		require.NoError(t, graph.Verify(b))
+		plan, err := b.Plan(y, grads[0])
+		require.NoError(t, err)
+		exec, err := plan.Native(graph.Poison())
+		require.NoError(t, err)
+		require.NoError(t, exec.Do(context.Background(), graph.Feeds{"x": optest.Cast[float32](optest.Normals("x", tokens*d, 1)),
+			"weights": optest.Cast[float32](optest.Normals("weights", tokens*topK, 1)), "ids": ids, "labels": []int32{1, 2, 3, 0, 32, 5, 6, 7, 8}}))
+		var out [][]float32
+		for _, node := range []*graph.Node{y, grads[0]} {
+			v, err := exec.Value(node)
+			require.NoError(t, err)
+			out = append(out, append([]float32(nil), graph.Data[float32](v)...))
+		}
+		return out
+	}
+	want := run(dtype.Float32)
+	for _, stored := range []dtype.DType{dtype.BFloat16, dtype.Float16} {
+		for i, got := range run(stored) {
+			wide := make([]float64, len(got))
+			for j, w := range want[i] {
+				wide[j] = float64(w)
+			}
+			bound := map[dtype.DType]optest.Precision{dtype.BFloat16: optest.Float32, dtype.Float16: optest.Float16}[stored] // f16 rounds small weights
+			optest.RequireClose(t, stored.String(), got, wide, bound, 4)
+		}
+	}
+	b := graph.New()
+	ops.Experts(b.Input("x", dtype.Float32, 3, 4), b.Input("weights", dtype.Float32, 3, 2), b.Input("ids", dtype.Int32, 3, 2),
+		b.Input("gate", dtype.BFloat16, 5, 6, 4), b.Input("up", dtype.Float32, 5, 6, 4), b.Input("down", dtype.BFloat16, 5, 4, 6))
+	require.EqualError(t, b.Err(), "experts: gate must be float32 as the first input, got bfloat16[5,6,4]")
+}
+
 // TestBF16LinearOnStoredWeights: result and the gradient of x are those of the
 // widened weight, which alone has a gradient of its own.
 func TestBF16LinearOnStoredWeights(t *testing.T) {

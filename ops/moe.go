@@ -40,9 +40,18 @@ func init() {
 		Native: floats(experts[float32], experts[float64]),
 		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return expertFLOPs(in) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
+			if isHalf(g.In[3].Type()) { // the stacks are not trained
+				rs := graph.ApplyAll("experts_grad_input", expertsGradInput{}, append([]*graph.Node{g.Out(0)}, g.In...)...)
+				return []*graph.Node{rs[0], rs[1], nil, nil, nil, nil}
+			}
 			rs := graph.ApplyAll("experts_grad", expertsGrad{}, append([]*graph.Node{g.Out(0)}, g.In...)...)
 			return []*graph.Node{rs[0], rs[1], nil, rs[2], rs[3], rs[4]}
 		},
+	})
+	graph.Register(graph.Def{
+		Name:   "experts_grad_input",
+		Native: expertsGradInputBody,
+		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 2 * expertFLOPs(in[1:]) },
 	})
 	graph.Register(graph.Def{
 		Name:   "experts_grad",
@@ -201,7 +210,9 @@ func balanceLossGradBody[T native.Float](c *graph.Call) error {
 //	y[t] = sum_c weights[t,c] down_e (silu(gate_e x[t]) * (up_e x[t])),  e = ids[t,c]
 //
 // x [...,D], weights [...,TopK], ids int32 [...,TopK], gate and up [E,F,D],
-// down [E,D,F]. Tokens are sorted by expert, and no token is dropped.
+// down [E,D,F]. Tokens are sorted by expert, and no token is dropped. The three
+// stacks may be stored in 16 bits and are then read as they are: float32 alone is
+// computed with them, and they have no gradient.
 type ExpertsOp struct{}
 
 // Experts adds an ExpertsOp. Stacks stored in 8 bits are read as they are: then
@@ -224,6 +235,9 @@ func (ExpertsOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	x, weights, ids, gate, up, down := in[0], in[1], in[2], in[3], in[4], in[5]
 	if err := activation("x", x); err != nil {
 		return nil, err
+	}
+	if x.DType == dtype.Float32 && isHalf(gate) && isHalf(up) && isHalf(down) {
+		gate.DType, up.DType, down.DType = x.DType, x.DType, x.DType
 	}
 	if err := alike(x, []string{"weights", "gate", "up", "down"}, weights, gate, up, down); err != nil {
 		return nil, err
@@ -256,8 +270,43 @@ func experts[T native.Float](c *graph.Call) error {
 	if err := native.CheckExpertIDs(ids, x.E); err != nil {
 		return err
 	}
+	if stacks, ok := codedStacks(c.In[3:6]); ok {
+		native.ExpertsCodedForward(graph.Data[float32](c.Out[0]), graph.Data[float32](c.In[0]), graph.Data[float32](c.In[1]), ids, stacks[0], stacks[1], stacks[2], x)
+		return nil
+	}
 	native.ExpertsForward(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), ids,
 		graph.Data[T](c.In[3]), graph.Data[T](c.In[4]), graph.Data[T](c.In[5]), x)
+	return nil
+}
+
+// codedStacks are the stacks where they are stored in 16 bits.
+func codedStacks(in []graph.Tensor) (stacks [3]native.CodedStack, ok bool) {
+	for i, w := range in {
+		mem, coding, half := coded(w, 0)
+		if !half {
+			return stacks, false
+		}
+		stacks[i] = native.CodedStack{Data: mem, Coding: coding}
+	}
+	return stacks, true
+}
+
+// expertsGradInput gives the gradients of x and weights for stored stacks.
+type expertsGradInput struct{}
+
+func (expertsGradInput) Name() string { return "experts_grad_input" }
+func (expertsGradInput) Infer(in []graph.Type) ([]graph.Type, error) {
+	return []graph.Type{in[1], in[2]}, nil
+}
+
+func expertsGradInputBody(c *graph.Call) error {
+	in := c.In[1:]
+	stacks, ok := codedStacks(in[3:6])
+	if !ok {
+		return fmt.Errorf("the stacks must be stored in 16 bits, got %s, %s, %s", in[3].Type, in[4].Type, in[5].Type)
+	}
+	native.ExpertsCodedGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](c.Out[1]), graph.Data[float32](c.In[0]),
+		graph.Data[float32](in[0]), graph.Data[float32](in[1]), graph.Data[int32](in[2]), stacks[0], stacks[1], stacks[2], expertShape(in))
 	return nil
 }
 

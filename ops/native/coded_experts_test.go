@@ -1,0 +1,55 @@
+package native
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/ops/optest"
+)
+
+// Stacks in 16 bits give what the oracle gives with the numbers that they hold.
+func TestExpertsOnStoredStacks(t *testing.T) {
+	for coding, format := range map[Coding]*optest.Format{CodedBF16: optest.BF16, CodedF16: optest.F16} {
+		for i, x := range []Experts{
+			{Tokens: 0, TopK: 2, E: 3, D: 4, F: 5},
+			{Tokens: 9, TopK: 1, E: 1, D: 3, F: 2},
+			{Tokens: 5, TopK: 2, E: 7, D: 9, F: 6},
+			{Tokens: 150, TopK: 3, E: 5, D: 20, F: 33},
+			{Tokens: 1, TopK: 4, E: 8, D: 130, F: 70},
+		} {
+			r := rand.New(rand.NewPCG(36, uint64(i)))
+			in, dy := normals[float32](r, x.Tokens*x.D), normals[float32](r, x.Tokens*x.D)
+			stack := func() (CodedStack, []float64) {
+				codes, held := make([]uint16, x.E*x.F*x.D), make([]float64, x.E*x.F*x.D)
+				for i := range codes {
+					codes[i] = format.Encode(r.NormFloat64())
+					held[i] = format.Decode(codes[i])
+				}
+				return CodedStack{bytesOf16(codes), coding}, held
+			}
+			gate, wideGate := stack()
+			up, wideUp := stack()
+			down, wideDown := stack()
+			ids, weights := noIDs(x.Tokens*x.TopK), nans[float32](x.Tokens*x.TopK)
+			Route(ids, weights, normals[float32](r, x.Tokens*x.E), nil, x.Tokens, Router{Experts: x.E, TopK: x.TopK, Sigmoid: true})
+			oracle := optest.Experts{D: x.D, F: x.F, TopK: x.TopK}
+			want := oracle.Forward(wide(in), wide(weights), ids, wideGate, wideUp, wideDown)
+			wantIn, wantW, _, _, _ := oracle.Backward(wide(dy), wide(in), wide(weights), ids, wideGate, wideUp, wideDown)
+			y, dx, dw := nans[float32](len(in)), nans[float32](len(in)), nans[float32](len(weights))
+			run := func() {
+				ExpertsCodedForward(y, in, weights, ids, gate, up, down, x)
+				ExpertsCodedGradInput(dx, dw, dy, in, weights, ids, gate, up, down, x)
+			}
+			eachWorkers(t, func() []float32 {
+				unmodified(t, run, in, weights, dy)
+				return flat(y, dx, dw)
+			})
+			near(t, "y", y, want, 16)
+			near(t, "dx", dx, wantIn, 16)
+			near(t, "dweights", dw, wantW, 16)
+			require.LessOrEqual(t, testing.AllocsPerRun(20, run), 2.0) // the rows of each call
+		}
+	}
+}
