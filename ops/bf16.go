@@ -8,9 +8,10 @@ import (
 
 func init() {
 	graph.Register(graph.Def{
-		Name:   "bf16_linear",
-		Doc:    "linear with products of bf16",
-		Native: floats(bf16Linear[float32], bf16Linear[float64]),
+		Name:     "bf16_linear",
+		Doc:      "linear with products of bf16",
+		Native:   floats(bf16Linear[float32], bf16Linear[float64]),
+		Together: bf16Together,
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])
 		},
@@ -87,6 +88,34 @@ func bf16Linear[T native.Float](c *graph.Call) error {
 		return nil
 	}
 	native.BF16Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2), rows(x.Type), w.Shape[0], w.Shape[1])
+	return nil
+}
+
+// bf16Together runs linears of one x, up to four at a time.
+func bf16Together(calls []graph.Call) error {
+	var ls [4]native.BF16LinearOf
+	x := calls[0].In[0]
+	for len(calls) > 0 {
+		n := 0
+		for n < min(len(calls), len(ls)) && x.DType == dtype.Float32 && !isStoredBF16(calls[n].In[1].Type) {
+			c := &calls[n]
+			ls[n] = native.BF16LinearOf{Y: graph.Data[float32](c.Out[0]), W: graph.Data[float32](c.In[1]), B: data[float32](c.In, 2), N: c.In[1].Shape[0]}
+			n++
+		}
+		if n > 1 {
+			native.BF16Linears(graph.Data[float32](x), rows(x.Type), last(x.Type), ls[:n])
+			calls = calls[n:]
+			continue
+		}
+		body := bf16Linear[float32]
+		if x.DType == dtype.Float64 {
+			body = bf16Linear[float64]
+		}
+		if err := body(&calls[0]); err != nil {
+			return err
+		}
+		calls = calls[1:]
+	}
 	return nil
 }
 

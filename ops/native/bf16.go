@@ -60,6 +60,34 @@ func BF16Linear[T Float](y, x, w, b []T, m, n, k int) {
 	bf16Products(false, true, m, n, k, 1, x, k, w, k, beta, s, lds, y, n)
 }
 
+// BF16LinearOf is one of several linears of one x: y[M,N] = x w[N,K]^T + b[N].
+type BF16LinearOf struct {
+	Y, W, B []float32
+	N       int
+}
+
+// BF16Linears is BF16Linear of x[M,K] for each of ls; what is made of x for the
+// products is made once.
+func BF16Linears(x []float32, m, k int, ls []BF16LinearOf) {
+	if m <= 0 || !multipliesPairs[float32]() {
+		for _, l := range ls {
+			BF16Linear(l.Y, x, l.W, l.B, m, l.N, k)
+		}
+		return
+	}
+	words := wordsOf(false, m, k, pairSource{wide: x, ld: k})
+	for _, l := range ls {
+		switch {
+		case l.N <= 0:
+		case l.B != nil:
+			words.multiply(true, l.N, 1, pairSource{wide: l.W, ld: k}, 1, l.B, 0, l.Y, l.N)
+		default:
+			words.multiply(true, l.N, 1, pairSource{wide: l.W, ld: k}, 0, nil, 0, l.Y, l.N)
+		}
+	}
+	giveScratch(words.dst)
+}
+
 // BF16LinearGradInput computes dx[M,K] = dy[M,N] w[N,K] on rounded dy and w.
 func BF16LinearGradInput[T Float](dx, dy, w []T, m, n, k int) {
 	bf16Products(false, false, m, k, n, 1, dy, n, w, k, 0, dx, k, dx, k)

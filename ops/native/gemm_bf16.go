@@ -24,19 +24,19 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 	if m <= 0 || n <= 0 {
 		return
 	}
+	w := wordsOf(transA, m, k, a)
+	w.multiply(transB, n, alpha, b, beta, s, lds, c, ldc)
+	giveScratch(w.dst)
+}
+
+// wordsOf takes scratch for the words of op(A), which the first product makes.
+func wordsOf(transA bool, m, k int, a pairSource) pairArgs {
 	words := ceilDiv(k, 2)
 	amx := gemmKernel == amxKernel
 	if amx {
 		words = ceilDiv(words, amxWords) * amxWords
 	}
-	b.k = k
-	g := gemmArgs[float32]{
-		gemmOperands: gemmOperands[float32]{
-			transA: transA && !amx, transB: transB, m: m, n: n, k: words,
-			alpha: alpha, beta: beta, s: s, lds: lds, c: c, ldc: ldc, pairs: true, tiles: amx, source: b,
-		},
-	}
-	w := pairArgs{src: a, turned: transA, rows: !g.transA, m: m, k: k, words: words, units: ceilDiv(words, pairUnit)}
+	w := pairArgs{src: a, turned: transA, rows: !transA || amx, m: m, k: k, words: words, units: ceilDiv(words, pairUnit)}
 	if w.rows {
 		w.ldd = words | 16 // not a power of two, so rows spread over the cache sets
 		w.dst = takeScratch[float32]((ceilDiv(m, amxRows) + 1) * amxRows * w.ldd)
@@ -47,9 +47,21 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 		w.ldd = ceilDiv(m, pairCols)*pairCols + 16
 		w.dst = takeScratch[float32](words * w.ldd)
 	}
-	g.a, g.lda, g.words = w.dst, w.ldd, w
+	return w
+}
+
+// multiply is gemmBF16 of op(A).
+func (w *pairArgs) multiply(transB bool, n int, alpha float32, b pairSource, beta float32, s []float32, lds int, c []float32, ldc int) {
+	b.k = w.k
+	g := gemmArgs[float32]{
+		gemmOperands: gemmOperands[float32]{
+			transA: !w.rows, transB: transB, m: w.m, n: n, k: w.words, a: w.dst, lda: w.ldd,
+			alpha: alpha, beta: beta, s: s, lds: lds, c: c, ldc: ldc, pairs: true, tiles: gemmKernel == amxKernel, source: b,
+		},
+		words: *w,
+	}
 	g.compute()
-	giveScratch(w.dst)
+	w.units = 0
 }
 
 // pairProduct computes C = alpha op(A) B + beta C on the calling goroutine, with A
@@ -83,7 +95,7 @@ type pairArgs struct {
 	rows   bool // of words, with zeros up to words
 	m, k   int
 	words  int
-	units  int
+	units  int // 0: the words are there
 }
 
 var pairWords = newKernel(pairWordsUnit)

@@ -273,3 +273,29 @@ func TestBF16RowAloneIsBitEqual(t *testing.T) {
 		}
 	})
 }
+
+// TestBF16LinearsOfOneX have the bits of each alone, with and without a bias.
+func TestBF16LinearsOfOneX(t *testing.T) {
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(9, 10))
+		for _, s := range [][2]int{{0, 3}, {1, 1}, {3, 33}, {130, 65}} {
+			m, k := s[0], s[1]
+			x := normals[float32](r, m*k)
+			var ls []BF16LinearOf
+			for i, n := range []int{70, 1, 0, 300} {
+				l := BF16LinearOf{Y: nans[float32](m * n), W: normals[float32](r, n*k), N: n}
+				if i%2 == 1 {
+					l.B = normals[float32](r, n)
+				}
+				ls = append(ls, l)
+			}
+			BF16Linears(x, m, k, ls)
+			for _, l := range ls {
+				want := nans[float32](m * l.N)
+				BF16Linear(want, x, l.W, l.B, m, l.N, k)
+				requireGuard(t, l.Y)
+				requireSameBits(t, want[:m*l.N], l.Y[:m*l.N])
+			}
+		}
+	})
+}
