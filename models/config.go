@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -63,7 +63,7 @@ const maxConfigBytes = 4 << 20
 // ReadConfig reads the config.json of a model folder.
 func ReadConfig(dir string) (Config, error) {
 	path := filepath.Join(dir, "config.json")
-	f, err := os.Open(path)
+	f, err := checkpoint.OpenFile(path)
 	if err != nil {
 		return Config{}, fmt.Errorf("models: %w", err)
 	}

@@ -146,7 +146,7 @@ func AdapterBase(dir string) (string, error) {
 }
 
 func readPEFT(dir string) (*peftConfig, error) {
-	f, err := os.Open(filepath.Join(dir, adapterConfigName))
+	f, err := checkpoint.OpenFile(filepath.Join(dir, adapterConfigName))
 	if err != nil {
 		return nil, err
 	}

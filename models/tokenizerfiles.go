@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/models/tokenizer"
 )
 
 // besideModel are the files of a folder that say how its text is made, beside
@@ -35,7 +35,7 @@ func TokenizerFiles(path string) (map[string][]byte, error) {
 	}
 	files := map[string][]byte{}
 	for _, name := range besideModel {
-		switch text, err := os.ReadFile(filepath.Join(path, name)); {
+		switch text, err := tokenizer.ReadFile(filepath.Join(path, name)); {
 		case err == nil:
 			files[name] = text
 		case !errors.Is(err, fs.ErrNotExist):

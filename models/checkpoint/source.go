@@ -24,16 +24,26 @@ type source struct {
 	file   *os.File // nil when the caller owns r
 }
 
+// OpenFile opens a regular file to read. What is none, a pipe that nobody writes
+// to or a device without end, is an error before it is opened.
+func OpenFile(path string) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: required a regular file, this is %s", path, info.Mode())
+	}
+	return os.Open(path)
+}
+
 // openSource opens and maps a file. A file that cannot be mapped is read.
 func openSource(path string) (*source, error) {
-	f, err := os.Open(path)
+	f, err := OpenFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}
 	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: a checkpoint is a regular file, this is %s", path, info.Mode().Type())
-	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}

@@ -28,6 +28,9 @@ func FromJSON(data []byte) (*Tokenizer, error) {
 }
 
 func fromJSON(data []byte) (*Tokenizer, error) {
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("at most %d bytes are read, got %d", maxFile, len(data))
+	}
 	if !json.Valid(data) {
 		return nil, json.Unmarshal(data, new(any)) // tells where
 	}

@@ -24,8 +24,27 @@ func Open(path string) (*Tokenizer, error) {
 	return openFile(path)
 }
 
+// maxFile is ten times the largest tokenizer; places in it fit 32 bits.
+const maxFile = 1 << 30
+
+// ReadFile reads a regular file of at most 1 GiB. What is none, a pipe that nobody writes to or a
+// device without end, is an error.
+func ReadFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: required a regular file, this is %s", path, info.Mode())
+	}
+	if info.Size() > maxFile {
+		return nil, fmt.Errorf("%s: at most %d bytes are read, this file has %d", path, maxFile, info.Size())
+	}
+	return os.ReadFile(path)
+}
+
 func openFile(path string) (*Tokenizer, error) {
-	data, err := os.ReadFile(path)
+	data, err := ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}

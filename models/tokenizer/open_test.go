@@ -25,6 +25,23 @@ func TestOtherKindsAreNamed(t *testing.T) {
 	}
 }
 
+func TestFolderInPlaceOfAFile(t *testing.T) {
+	for _, name := range []string{"tokenizer.json", "tokenizer.model"} {
+		dir := t.TempDir()
+		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		_, err := Open(dir)
+		require.ErrorContains(t, err, filepath.Join(dir, name)+": required a regular file, this is d")
+	}
+}
+
+func TestFileTooLong(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokenizer.json")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.NoError(t, os.Truncate(path, 1<<31)) // a hole
+	_, err := Open(path)
+	require.EqualError(t, err, "tokenizer: "+path+": at most 1073741824 bytes are read, this file has 2147483648")
+}
+
 // An added token of which the normalizer leaves nothing is shown as nothing, as the
 // library has it, and never found: there it cuts ASCII text at each character and
 // panics on other text.

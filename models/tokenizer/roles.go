@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 )
@@ -106,7 +105,7 @@ func (t *Tokenizer) addStop(id int32) {
 
 // readConfig reads a file of the folder into v; a missing file reads nothing.
 func readConfig(dir, name string, v any) error {
-	data, err := os.ReadFile(filepath.Join(dir, name))
+	data, err := ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -4,7 +4,6 @@ package tokenizer
 
 import (
 	"fmt"
-	"math"
 	"unicode/utf8"
 )
 
@@ -98,8 +97,8 @@ func parseSPModel(data []byte) (*spModel, error) {
 		unigram: true, unknownSurface: " ⁇ ", bos: 1, eos: 2, pad: -1,
 		dummyPrefix: true, removeExtraSpace: true, escapeSpace: true,
 	}
-	if len(data) > math.MaxInt32 {
-		return nil, fmt.Errorf("%d bytes: at most %d are supported", len(data), math.MaxInt32)
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("at most %d bytes are read, got %d", maxFile, len(data))
 	}
 	if err := protoFields(data, func(f protoField) error {
 		if f.number == 1 {

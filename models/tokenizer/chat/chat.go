@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -68,7 +67,7 @@ func New(source string, tokens map[string]string) (*Template, error) {
 func Open(dir string) (*Template, error) {
 	config := configJSON{}
 	path := filepath.Join(dir, "tokenizer_config.json")
-	data, err := os.ReadFile(path)
+	data, err := tokenizer.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -79,7 +78,7 @@ func Open(dir string) (*Template, error) {
 		}
 	}
 	source := string(config.ChatTemplate)
-	switch file, err := os.ReadFile(filepath.Join(dir, "chat_template.jinja")); {
+	switch file, err := tokenizer.ReadFile(filepath.Join(dir, "chat_template.jinja")); {
 	case err == nil:
 		source = string(file)
 	case !errors.Is(err, fs.ErrNotExist):
