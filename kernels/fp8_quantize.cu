@@ -2,8 +2,8 @@
 //
 // fp8_flat: one step for all. Blocks of 256 threads walk runs of packs of 8 elements, four of a thread on their way at a time. The
 // last block to finish writes amax, the number of NaN and the step that amax gives, and clears the flags again.
-// fp8_rows: a step for each row from its own largest magnitude. A block of up to 512 threads owns a row and keeps two packs a
-// thread (8192 elements) from one pass to the next; the rest of a longer row is read again.
+// fp8_rows: a step for each row from its own largest magnitude. A block owns a row and keeps two packs a thread from one
+// pass to the next; the rest of a longer row is read again.
 // fp8_tile: every other way. A block of 512 threads owns 128 rows by 128 columns in registers, 8 columns of 4 rows a thread;
 // steps of 1x128 and 128x128 are made of what it holds or given, those of rows and tensor are given. Transposed codes go
 // through 16 KB of shared memory as words of 4, swizzled.
@@ -31,17 +31,16 @@ struct Params {
 
 constexpr int PACK = 8;
 
-// amax and count over the block; every thread gets amax, thread 0 the count.
-__device__ __forceinline__ void block_meet(float& amax, int& nan, float* scratch) {
+// amax and, where it is counted, the number of NaN over the block, for every thread. scratch is used once.
+__device__ __forceinline__ void block_meet(float& amax, int& nan, bool counted, float* scratch) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  amax = warp_max(amax);
-  nan = __reduce_add_sync(~0u, nan);
   int* counts = (int*)(scratch + warps);
+  amax = warp_largest(amax);
+  if (counted) nan = __reduce_add_sync(~0u, nan);
   if (lane == 0) scratch[warp] = amax, counts[warp] = nan;
   __syncthreads();
-  amax = warp_max(lane < warps ? scratch[lane] : 0.f);
-  nan = __reduce_add_sync(~0u, lane < warps ? counts[lane] : 0);
-  __syncthreads();
+  amax = warp_largest(lane < warps ? scratch[lane] : 0.f);
+  if (counted) nan = __reduce_add_sync(~0u, lane < warps ? counts[lane] : 0);
 }
 }  // namespace
 
@@ -97,7 +96,7 @@ template <class T, bool E5M2> __device__ __forceinline__ void flat(const Params&
   }
   any(i, stride, packs);
   if (!p.amax && !p.made && !p.nan) return;
-  block_meet(amax, nan, scratch);
+  block_meet(amax, nan, true, scratch);
   if (threadIdx.x == 0) {
     atomicMax(p.flags, __float_as_int(amax));
     if (nan) atomicAdd(p.flags + 1, nan);
@@ -115,7 +114,7 @@ template <class T, bool E5M2> __device__ __forceinline__ void flat(const Params&
 }
 
 template <class T, bool E5M2> __device__ __forceinline__ void by_rows(const Params& p) {
-  __shared__ float scratch[32];
+  __shared__ float scratch[64];
   constexpr int KEPT = 2;
   const int pass = blockDim.x * PACK, at = threadIdx.x * PACK, cols = p.cols;
   const long r = blockIdx.x;
@@ -136,7 +135,7 @@ template <class T, bool E5M2> __device__ __forceinline__ void by_rows(const Para
     amax = 0.f;
     for (int c = at; c < cols; c += pass) meet_any(row, c, cols, amax, nan);
   }
-  block_meet(amax, nan, scratch);
+  block_meet(amax, nan, p.nan, scratch);
   const float step = step_of<E5M2>(amax, p.margin);
   if (threadIdx.x == 0) {
     if (p.made) p.made[r] = step;
@@ -205,7 +204,7 @@ template <class T, bool E5M2> __device__ __forceinline__ void tile(const Params&
     }
     all = fmaxf(all, amax[i]);
   }
-  if (p.row_block != 1 || p.nan) block_meet(all, nan, scratch);
+  if (p.row_block != 1 || p.nan) block_meet(all, nan, p.nan, scratch);
   if (p.nan && threadIdx.x == 0 && nan) atomicAdd(p.nan, nan);
   auto place = [&](long r) { return (p.row_block == 1 ? r : p.row_block ? (long)blockIdx.y : 0) * p.step_row + (long)blockIdx.x * p.step_block; };
   auto step_at = [&](long r, float largest) { return p.steps ? p.steps[place(min(r, p.rows - 1))] : step_of<E5M2>(largest, p.margin); };
@@ -270,7 +269,7 @@ template <class T, bool E5M2> __device__ __forceinline__ void tile(const Params&
 
 #define QUANTIZE(T, FORMAT, E5M2)                                                                                                                             \
   extern "C" __global__ void __launch_bounds__(256, 4) fp8_flat_##T##_##FORMAT(const __grid_constant__ Params p) { flat<T, E5M2>(p); }     \
-  extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 4 ? 2 : 3) fp8_rows_##T##_##FORMAT(const __grid_constant__ Params p) { by_rows<T, E5M2>(p); }  \
+  extern "C" __global__ void __launch_bounds__(1024, 1) fp8_rows_##T##_##FORMAT(const __grid_constant__ Params p) { by_rows<T, E5M2>(p); }  \
   extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 4 ? 1 : 2) fp8_tile_##T##_##FORMAT(const __grid_constant__ Params p) { tile<T, E5M2>(p); }
 #define QUANTIZES(T)       \
   QUANTIZE(T, e4m3, false) \

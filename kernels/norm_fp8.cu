@@ -74,11 +74,11 @@ __device__ __forceinline__ void norm_codes(uint8_t* codes, float* made, const fl
         for (int j = 0; j < 8; j++)
           if ((threadIdx.x + i * blockDim.x) * 8 < d) amax = fmaxf(amax, fabsf(to_float(g[i].p[j / N].v[j % N])));
     }
-    amax = warp_max(amax);
+    amax = warp_largest(amax);
     __syncthreads();
     if (lane == 0) scratch[warp] = amax;
     __syncthreads();
-    step = step_of<false>(warp_max(lane < warps ? scratch[lane] : 0.f), 0);
+    step = step_of<false>(warp_largest(lane < warps ? scratch[lane] : 0.f), 0);
     if (threadIdx.x == 0) made[blockIdx.x] = step;
   }
   const Coder<T, false> coder(step);

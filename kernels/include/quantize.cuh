@@ -76,6 +76,8 @@ __device__ __forceinline__ void store8(uint8_t* row, long c, long cols, bool ali
   for (int j = 0; j < 8 && c + j < cols; j++) row[c + j] = all >> (8 * j);
 }
 
+// The largest of a warp of floats that are 0 or more: their bits are in the same order.
+__device__ __forceinline__ float warp_largest(float x) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x))); }
 __device__ __forceinline__ float max_nan(float a, float b) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));

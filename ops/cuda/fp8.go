@@ -195,7 +195,12 @@ func (z Quantize) launch(q Queue, kernel string, grid [3]int) error {
 	case "tile":
 		block = 512
 	case "rows":
-		block = min(512, max(64, (ceilDiv(z.Cols, 2*8)+31)/32*32)) // two packs a thread
+		// Two packs a thread; up to 512 threads where several rows share a multiprocessor.
+		most := 512
+		if z.Rows <= q.Target().SMs {
+			most = 1024
+		}
+		block = min(most, max(64, (ceilDiv(z.Cols, 2*8)+31)/32*32))
 	}
 	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_%s_%v_%v", kernel, z.Type, z.Format), Grid: grid, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"x", z.X}, {"codes", z.Codes}, {"turned", z.Turned}, {"steps", given}, {"made", made}, {"amax", z.Amax}, {"nan", z.NaN}, {"flags", z.Flags},
