@@ -9,6 +9,7 @@
 // finite by the two warpgroups together. No mask tensor.
 // KEYS is 128 up to D 128, 64 at D 256. Shared memory: (128 + 4*KEYS) * 2D bytes and barriers. sm_90a only; empty elsewhere.
 // Paper: Shah et al. 2024 (FlashAttention-3).
+#include "epilogue.cuh"
 #include "hopper.cuh"
 
 namespace {
@@ -35,6 +36,13 @@ __device__ __forceinline__ float power2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+template <class T> struct Exponents {  // of two numbers in a word
+  static constexpr uint32_t MASK = 0x7f807f80u;
+};
+template <> struct Exponents<f16> {
+  static constexpr uint32_t MASK = 0x7c007c00u;
+};
 }  // namespace
 
 template <class T, int D, int KEYS, bool PAGED>
@@ -44,7 +52,6 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const CUtensorM
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t q_full, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
   __shared__ int bad[KEYS];
-  __shared__ int any_bad;
   unsigned char* qs = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* kring = qs + Q;
   unsigned char* vring = kring + STAGES * TILE;
@@ -150,11 +157,21 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const CUtensorM
       Wgmma<T, KEYS, 0>::shared(s, descriptor(a + j / 4 * QB + j % 4 * 32), descriptor(b + j / 4 * KB + j % 4 * 32), j);
     wgmma_commit();
   };
-  // Zeroes what is not finite in a tile of V and notes its rows. Both warpgroups take part.
+  // Zeroes what is not finite in a tile of V and notes its rows. Both warpgroups take part. Mostly nothing is: words of two
+  // numbers are looked at, whose exponents of ones carry into their signs.
   auto cleanse = [&](int slot) {
+    constexpr uint32_t EXPONENTS = Exponents<T>::MASK, ONE = EXPONENTS & ~(EXPONENTS << 1);
     const int thread = threadIdx.x - 128;
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-    if (thread == 0) any_bad = 0;
+    const uint4* words = (const uint4*)(vring + slot * TILE);
+    uint32_t found = 0;
+#pragma unroll 4
+    for (int part = thread; part < TILE / 16; part += 256) {
+      const uint4 w = words[part];
+      found |= (((w.x & EXPONENTS) + ONE) | ((w.y & EXPONENTS) + ONE) | ((w.z & EXPONENTS) + ONE) | ((w.w & EXPONENTS) + ONE)) & 0x80008000u;
+    }
+    int dirty_tile;
+    asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\tbar.red.or.pred q, 1, 256, p;\n\tselp.s32 %0, 1, 0, q;\n\t}" : "=r"(dirty_tile) : "r"(found) : "memory");
+    if (!dirty_tile) return false;
     if (thread < KEYS) bad[thread] = 0;
     asm volatile("bar.sync 1, 256;" ::: "memory");
     for (int part = thread; part < TILE / 16; part += 256) {
@@ -166,11 +183,12 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const CUtensorM
         if (!isfinite(to_float(x.v[e]))) x.v[e] = from_float<T>(0.f), dirty = true;
       if (dirty) {
         store16(v, x);
-        bad[part % (KB / 16) / 8] = any_bad = 1;
+        bad[part % (KB / 16) / 8] = 1;
       }
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     asm volatile("bar.sync 1, 256;" ::: "memory");
+    return true;
   };
   auto softmax = [&](int key0) {
     if (p.softcap > 0) {
@@ -219,7 +237,6 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const CUtensorM
   };
   // Rows that see a key whose value was not finite become NaN.
   auto taint = [&](int key0) {
-    if (!any_bad) return;
     for (int r = 0; r < 2; r++)
       for (int j = 0; j < KEYS; j++)
         if (bad[j] && sees(i0 + r * 8, key0 + j)) l[r] = NAN;
@@ -228,10 +245,7 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const CUtensorM
   auto ready = [&](int it) {  // V of step it has arrived and is clean
     const int slot = it % STAGES, key0 = (tile0 + tiles - 1 - it) * KEYS;
     barrier_wait(v_full + slot, it / STAGES & 1);
-    if (partial(key0)) {
-      cleanse(slot);
-      taint(key0);
-    }
+    if (partial(key0) && cleanse(slot)) taint(key0);
   };
   barrier_wait(&q_full, 0);
   if (tiles > 0) {
@@ -278,12 +292,17 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const CUtensorM
       l[r] = l[r] * factor + exp2f(sink - x);
       top = x;
     }
-    if (i >= lq) continue;
     factor = l[r] == 0 ? 0.f : factor / l[r];
-    T* out = (T*)p.out + ((q_first + i) * p.hq + head) * D;
+    T* out = (T*)p.out + ((q_first + i) * p.hq + head) * D + 8 * t;
 #pragma unroll
-    for (int j = 0; j < D / 8; j++) *(uint32_t*)(out + j * 8 + 2 * t) = pack2<T>(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
-    if (p.lse && t == 0)
+    for (int j = 0; j < D / 32; j++) {
+      uint32_t v[4];
+#pragma unroll
+      for (int q = 0; q < 4; q++) v[q] = pack2<T>(o[16 * j + 4 * q + 2 * r] * factor, o[16 * j + 4 * q + 2 * r + 1] * factor);
+      transpose4(v, t);
+      if (i < lq) *(uint4*)(out + 32 * j) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+    if (p.lse && t == 0 && i < lq)
       p.lse[PAGED ? (long)head * p.tokens + q_first + i : ((long)request * p.hq + head) * p.lq + i] = l[r] == 0 ? -INFINITY : (top + log2f(l[r])) * LN2;
   }
 #endif
