@@ -70,5 +70,5 @@ sanitize: headers stub
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu -c -o build/cuda.test ./ops/cuda
 	cd $(CUDA_ROOT)ops/cuda && for tool in memcheck racecheck initcheck synccheck; do \
 		echo "== $$tool" && mkdir -p $(CUDA_ROOT)build/$$tool && $(CUDA_ROOT)build/cuda.test -test.list TestDevice | grep ^TestDevice | grep -v Speed | \
-		REQUIRE_CUDA=1 xargs -P $(SANITIZE_JOBS) -I NAME sh -c 'compute-sanitizer --tool $$1 --report-api-errors no --error-exitcode 9 \
+		REQUIRE_CUDA=1 xargs -P $(SANITIZE_JOBS) -I NAME sh -c 'compute-sanitizer --tool $$1 --show-backtrace no --report-api-errors no --error-exitcode 9 \
 			$(CUDA_ROOT)build/cuda.test -test.short -test.run "^$$2$$" > $(CUDA_ROOT)build/$$1/$$2.log 2>&1 || { cat $(CUDA_ROOT)build/$$1/$$2.log; exit 1; }' sh $$tool NAME || exit 1; done
