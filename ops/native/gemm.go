@@ -59,9 +59,9 @@ func (g *gemmArgs[T]) compute() {
 		g.serial()
 		return
 	}
-	g.mc = gemmMC
+	g.mc, g.nc = gemmMC, gemmNC
 	if g.tiles {
-		g.mc = 2 * amxRows
+		g.mc, g.nc = amxBlock, amxBlock
 	}
 	g.mBlocks = ceilDiv(m, g.mc)
 	if g.mBlocks == 1 {
@@ -71,7 +71,6 @@ func (g *gemmArgs[T]) compute() {
 	}
 	// A few passes over k at a time: what a unit needs of B stays in L2 while the
 	// blocks of rows go by.
-	g.nc = gemmNC
 	width := ceilDiv(n, tileCols[T]()) * tileCols[T]()
 	for p := 0; p < k || p == 0; p += gemmSpan {
 		g.k0, g.kEnd = p, min(p+gemmSpan, k)
@@ -232,8 +231,12 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		} else if g.packedA != nil {
 			aPacked = g.packedA[p/g.pass()*gemmABlock:]
 		}
-		for j := j0; j < j1; j += nr {
-			cols := min(nr, j1-j)
+		step := nr
+		if g.tiles && g.packed != nil {
+			step, t.panels = j1-j0, (g.kEnd-g.k0)*nr // all columns in one call
+		}
+		for j := j0; j < j1; j += step {
+			cols := min(step, j1-j)
 			b, rsb := panel, nr
 			t.stream = g.packed == nil && g.streams(cols, kc)
 			t.fetch = 0
@@ -404,6 +407,7 @@ type tilePass[T Float] struct {
 	pairs       bool
 	tiles       bool
 	fetch       int // columns from a tile to the one that the unit comes to later, 0: none
+	panels      int // elements from a packed panel of B to the next, for calls of many columns
 }
 
 // rows is the height of the next tile when left rows remain.
@@ -452,6 +456,7 @@ func (t *tilePass[T]) column(i, end, cols int, a []T, rsa, csa, step int, b []T,
 		args.b, args.rsb = unsafe.Pointer(unsafe.SliceData(b)), rsb*4
 		args.s, args.lds = unsafe.Pointer(unsafe.SliceData(s)), t.lds*4
 		args.c, args.ldc = unsafe.Pointer(unsafe.SliceData(c)), t.ldc*4
+		args.panels = t.panels * 4
 		args.alpha, args.beta = float32(t.alpha), float32(t.beta)
 		if t.fetch > 0 {
 			args.next = unsafe.Pointer(&c[t.fetch])
@@ -514,7 +519,8 @@ type tileArgs struct {
 	c             unsafe.Pointer // 80
 	ldc           int            // 88
 	alpha, beta   float32        // 96, 100
-	next          unsafe.Pointer // 104: C of a later tile, to be fetched; nil: nothing
+	next          unsafe.Pointer // 104: C of a later tile, to be fetched; nil: nothing; AMX has its own way
+	panels        int            // 112: from a packed panel of B to the next, AMX alone
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }

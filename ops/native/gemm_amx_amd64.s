@@ -2,8 +2,11 @@
 
 #include "textflag.h"
 
-// The AMX tiles of bf16: C = alpha A B + beta S for any rows, 32 at a time, and up
-// to 32 columns, on words of two neighbours along k (gemm_bf16_amd64.s says how).
+// The AMX tiles of bf16: C = alpha A B + beta S for any rows and columns, 32 of
+// each at a time, on words of two neighbours along k (gemm_bf16_amd64.s says how)
+// and packed panels of B. With alpha 1 and no S sums begin at zero and are stored;
+// where S is C and both factors are 1, a later pass, they begin with C: one chain
+// through all of k. It changes its arguments.
 //
 // A tile register holds 16 rows of 64 bytes: of A 16 rows of 16 words, of a
 // packed panel of B 16 words of k for 16 columns, of sums 16x16. TDPBF16PS adds
@@ -17,13 +20,15 @@
 //
 // Bound: 16 cycles a TDPBF16PS, 1024 flop a cycle; with 32 rows a step is four of
 // them against four loads of 8 cycles: measured, 190 ns for the 128 words of a
-// pass from L1. The end, through the stack, takes 70 ns, and the configuration
-// with its release 85 ns: once a call, which is why a call takes all rows of a unit.
+// pass from L1. An end through the stack takes 70 ns, and the configuration with
+// its release 85 ns: once a call, which is why a call takes all rows and columns of
+// a unit.
 //
 //	tmm0..tmm3  sums: rows 0..15 of columns 0..15 and 16..31, then rows 16..31
 //	tmm4, tmm5  A, rows 0..15 and 16..31
 //	tmm6, tmm7  B, columns 0..15 and 16..31
-//	DI args, R10 rows left, R11 A, R12 C, R13 S, R14 what is to be fetched
+//	DI args, R10 rows left, R11 A, R12 C, R13 S, R14 0: C is alpha times sums + beta
+//	S, 1: it is the sums, 2: sums begin with it, R15 1: without a buffer between
 //	in the loop over k: SI A, DX A at row 16, CX rsa, BX B, AX rsb, R8 words left
 //	at the end: SI sums, 128 bytes a row, CX rows left, AX ldc, R9 lds
 //
@@ -53,9 +58,32 @@ TEXT ·tileAMX(SB), 0, $4160-8
 	MOVQ t+0(FP), DI
 	LEAQ amxConfig<>(SB), AX
 	LDTILECFG_AX
+	VBROADCASTSS 96(DI), Z30
+	VBROADCASTSS 100(DI), Z31
 
+	// How sums begin and end.
+	XORL R14, R14
+	CMPL 96(DI), $0x3f800000
+	JNE  panel
+	MOVQ 64(DI), R13
+	INCQ R14
+	TESTQ R13, R13
+	JZ   panel
+	DECQ R14
+	CMPL 100(DI), $0x3f800000
+	JNE  panel
+	CMPQ R13, 80(DI)
+	JNE  panel
+	MOVQ 72(DI), R13
+	CMPQ R13, 88(DI)
+	JNE  panel
+	MOVQ $2, R14
+
+panel:
 	// K1 and K2 from cols: the low 32 bits of (1 << cols) - 1.
-	MOVQ  8(DI), CX
+	MOVQ  $32, CX
+	CMPQ  8(DI), CX
+	CMOVQLT 8(DI), CX
 	MOVQ  $1, AX
 	SHLQ  CX, AX
 	DECQ  AX
@@ -66,27 +94,88 @@ TEXT ·tileAMX(SB), 0, $4160-8
 	MOVQ  24(DI), R11
 	MOVQ  64(DI), R13
 	MOVQ  80(DI), R12
-	MOVQ  104(DI), R14
-	VBROADCASTSS 96(DI), Z30
-	VBROADCASTSS 100(DI), Z31
 
 tile:
-	// What the unit writes later is fetched: 32 columns of these rows.
-	TESTQ R14, R14
-	JZ    fetched
-	MOVQ  $32, CX
-	CMPQ  R10, CX
+	MOVQ 88(DI), AX
+	CMPQ 8(DI), $64
+	JLT  fetched
+
+	// C of the next panel is fetched.
+	MOVQ $32, CX
+	CMPQ R10, CX
 	CMOVQLT R10, CX
-	MOVQ  88(DI), AX
+	MOVQ R12, SI
 
 fetch:
-	PREFETCHT0 (R14)
-	PREFETCHT0 64(R14)
-	ADDQ AX, R14
+	PREFETCHT0 128(SI)
+	PREFETCHT0 192(SI)
+	ADDQ AX, SI
 	DECQ CX
 	JNZ  fetch
 
 fetched:
+	// R15: the tile is whole, sums begin and end in C; else, and when they are not
+	// only added, in the buffer.
+	XORL R15, R15
+	TESTQ R14, R14
+	JZ   begin
+	CMPQ 8(DI), $32
+	JLT  begin
+	CMPQ R10, $32
+	JGE  whole
+	CMPQ R10, $16
+	JNE  begin
+
+whole:
+	INCQ R15
+
+begin:
+	CMPQ R14, $2
+	JEQ  more
+	TILEZERO(0)
+	TILEZERO(1)
+	CMPQ R10, $16
+	JLE  products
+	TILEZERO(2)
+	TILEZERO(3)
+	JMP  products
+
+more:
+	MOVQ R12, SI
+	TESTQ R15, R15
+	JNZ  load
+	LEAQ buf-4160(SP), SI
+	ADDQ $63, SI
+	ANDQ $~63, SI
+	MOVQ SI, R9
+	MOVQ R12, DX
+	MOVQ $32, CX
+	CMPQ R10, CX
+	CMOVQLT R10, CX
+
+gather:
+	VMOVUPS.Z (DX), K1, Z0
+	VMOVUPS.Z 64(DX), K2, Z1
+	VMOVUPS   Z0, (R9)
+	VMOVUPS   Z1, 64(R9)
+	ADDQ      AX, DX
+	ADDQ      $128, R9
+	DECQ      CX
+	JNZ       gather
+	MOVQ      $128, AX
+
+load:
+	TILELOAD(0, SI_AX, 0)
+	TILELOAD(1, SI_AX, 64)
+	CMPQ R10, $16
+	JLE  products
+	MOVQ AX, DX
+	SHLQ $4, DX
+	ADDQ SI, DX
+	TILELOAD(2, DX_AX, 0)
+	TILELOAD(3, DX_AX, 64)
+
+products:
 	MOVQ R11, SI
 	MOVQ 32(DI), CX
 	MOVQ 48(DI), BX
@@ -95,14 +184,10 @@ fetched:
 	MOVQ CX, DX
 	SHLQ $4, DX
 	ADDQ SI, DX
-	TILEZERO(0)
-	TILEZERO(1)
 	CMPQ R10, $16
 	JLE  rows16
-	TILEZERO(2)
-	TILEZERO(3)
 	SUBQ $16, R8
-	JLT  store32
+	JLT  end
 
 loop32:
 	TILELOAD(6, BX_AX, 0)
@@ -118,22 +203,11 @@ loop32:
 	ADDQ $2048, BX
 	SUBQ $16, R8
 	JGE  loop32
-
-store32:
-	LEAQ buf-4160(SP), SI
-	ADDQ $63, SI
-	ANDQ $~63, SI
-	LEAQ 2048(SI), DX
-	MOVQ $128, AX
-	TILESTORE(0, SI_AX, 0)
-	TILESTORE(1, SI_AX, 64)
-	TILESTORE(2, DX_AX, 0)
-	TILESTORE(3, DX_AX, 64)
 	JMP  end
 
 rows16:
 	SUBQ $16, R8
-	JLT  store16
+	JLT  end
 
 loop16:
 	TILELOAD(6, BX_AX, 0)
@@ -146,22 +220,45 @@ loop16:
 	SUBQ $16, R8
 	JGE  loop16
 
-store16:
+end:
+	MOVQ R12, SI
+	MOVQ 88(DI), AX
+	TESTQ R15, R15
+	JNZ  store
 	LEAQ buf-4160(SP), SI
 	ADDQ $63, SI
 	ANDQ $~63, SI
 	MOVQ $128, AX
+
+store:
 	TILESTORE(0, SI_AX, 0)
 	TILESTORE(1, SI_AX, 64)
+	CMPQ R10, $16
+	JLE  stored
+	MOVQ AX, DX
+	SHLQ $4, DX
+	ADDQ SI, DX
+	TILESTORE(2, DX_AX, 0)
+	TILESTORE(3, DX_AX, 64)
 
-end:
+stored:
+	MOVQ 88(DI), AX
+	MOVQ 72(DI), R9
+	TESTQ R15, R15
+	JZ   rest
+	MOVQ AX, CX
+	SHLQ $5, CX
+	ADDQ CX, R12
+	JMP  next
+
+rest:
 	MOVQ  $32, CX
 	CMPQ  R10, CX
 	CMOVQLT R10, CX
-	MOVQ  88(DI), AX
+	TESTQ R14, R14
+	JNZ   copy
 	TESTQ R13, R13
 	JZ    plain
-	MOVQ  72(DI), R9
 
 add:
 	VMULPS      (SI), Z30, Z0
@@ -188,6 +285,17 @@ plain:
 	ADDQ    AX, R12
 	DECQ    CX
 	JNZ     plain
+	JMP     next
+
+copy:
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS Z0, K1, (R12)
+	VMOVUPS Z1, K2, 64(R12)
+	ADDQ    $128, SI
+	ADDQ    AX, R12
+	DECQ    CX
+	JNZ     copy
 
 next:
 	MOVQ 32(DI), CX
@@ -195,6 +303,19 @@ next:
 	ADDQ CX, R11
 	SUBQ $32, R10
 	JG   tile
+
+	// The next panel.
+	SUBQ $32, 8(DI)
+	JLE  done
+	MOVQ 112(DI), CX
+	ADDQ CX, 48(DI)
+	ADDQ $128, 80(DI)
+	CMPQ 64(DI), $0
+	JEQ  panel
+	ADDQ $128, 64(DI)
+	JMP  panel
+
+done:
 	TILERELEASE
 	VZEROUPPER
 	RET

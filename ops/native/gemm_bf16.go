@@ -83,7 +83,8 @@ const (
 	pairUnit = 16 // rows of words in a unit
 	amxRows  = 32 // of four AMX tiles; they read whole blocks of 16 rows and amxWords words
 	amxWords = 16
-	amxPass  = 128 // words of a pass
+	amxBlock = 128 // rows and columns of a unit
+	amxPass  = 512 // words of a pass: a launch takes no more
 )
 
 // pairArgs turn op(A) [m,k] into words: rows of words, or columns.

@@ -27,20 +27,15 @@ func bf16Chain(a, b []float32) (chain float32, exact float64) {
 }
 
 // amxChain is bf16Chain for the AMX tile: 32 neighbours along k in two chains,
-// whose sum is added to that of a pass.
+// whose sum is added to the chain through all of k.
 func amxChain(a, b []float32) (chain float32, exact float64) {
-	const pass = 2 * amxPass
-	for p := 0; p < len(a); p += pass {
-		part := float32(0)
-		for q := p; q < min(p+pass, len(a)); q += 2 * amxWords {
-			var half [2]float32
-			for i := q; i < min(q+2*amxWords, len(a)); i++ {
-				half[i%2] = flush32(float32(math.FMA(float64(a[i]), float64(b[i]), float64(half[i%2]))))
-				exact += float64(a[i]) * float64(b[i])
-			}
-			part = flush32(part + flush32(half[0]+half[1]))
+	for q := 0; q < len(a); q += 2 * amxWords {
+		var half [2]float32
+		for i := q; i < min(q+2*amxWords, len(a)); i++ {
+			half[i%2] = flush32(float32(math.FMA(float64(a[i]), float64(b[i]), float64(half[i%2]))))
+			exact += float64(a[i]) * float64(b[i])
 		}
-		chain += part
+		chain = flush32(chain + flush32(half[0]+half[1]))
 	}
 	return chain, exact
 }
@@ -223,6 +218,32 @@ func TestBF16LinearStoredIsThatOfTheWidenedWeight(t *testing.T) {
 			BF16LinearStoredGradInput(got, dy, storedBF16(w), s.m, s.n, s.k)
 			requireSameBits(t, want, got)
 			requireGuard(t, got)
+		}
+	})
+}
+
+// TestBF16ManyRows: blocks of rows have the bits that they have among many, which
+// are multiplied another way.
+func TestBF16ManyRows(t *testing.T) {
+	const m, n, k = 1000, 70, 2100
+	r := rand.New(rand.NewPCG(5, 4))
+	x, w, b := normals[float32](r, m*k), normals[float32](r, n*k), normals[float32](r, n)
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
+		if !multipliesPairs[float32]() {
+			t.Skip("the rows are those of Gemm")
+		}
+		for _, bias := range [][]float32{nil, b} {
+			all := eachWorkers(t, func() []float32 {
+				all := nans[float32](m * n)
+				BF16Linear(all, x, w, bias, m, n, k)
+				requireGuard(t, all)
+				return all
+			})
+			for _, rows := range [][2]int{{0, 1}, {3, 100}, {880, 120}, {999, 1}} {
+				part := make([]float32, rows[1]*n)
+				BF16Linear(part, x[rows[0]*k:], w, bias, rows[1], n, k)
+				requireSameBits(t, all[rows[0]*n:][:len(part)], part)
+			}
 		}
 	})
 }
