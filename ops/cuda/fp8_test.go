@@ -216,7 +216,13 @@ func fp8Cases() (cs []fp8Case) {
 		}
 	}
 	return append(cs, fp8Case{m: 128, n: 256, k: 8192, x: E4M3, w: E4M3, out: F32}, fp8Case{m: 16, n: 256, k: 8192, x: E4M3, w: E4M3, out: F32}, fp8Case{m: 128, n: 256, k: 8192, x: E4M3, w: E4M3, xs: vec, ws: sq, out: F32},
-		fp8Case{m: 16, n: 256, k: 8192, x: BF16, w: E4M3, ws: row, out: F32})
+		fp8Case{m: 16, n: 256, k: 8192, x: BF16, w: E4M3, ws: row, out: F32},
+		// Several tiles of a block.
+		fp8Case{m: 3, n: 26000, k: 272, x: BF16, w: E4M3, ws: row, out: BF16},
+		fp8Case{m: 3, n: 26000, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16},
+		fp8Case{m: 64, n: 26000, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16},
+		fp8Case{m: 16, n: 13000, k: 256, x: F16, w: E4M3, ws: row, out: F16, swiglu: true},
+		fp8Case{m: 40, n: 13000, k: 256, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, swiglu: true})
 }
 
 // operand is a random matrix of codes on the device, and its values.
