@@ -37,7 +37,6 @@ __device__ __forceinline__ uint32_t word(const uint4& u, int i) { return i == 0 
 #if __CUDA_ARCH__ >= 890
 template <class T, bool CODES, class Out, int WC, int WK, bool DUAL, int NT>
 __device__ __forceinline__ void pass(const Params& p, Matrix w, Matrix up, const int* list, int count, bool wait, float (*partial)[WC][16][32]) {
-  constexpr int UNROLL = NT > 1 ? 1 : 2;  // blocks of 128 k whose loads are in flight together
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, wc = warp % WC, wk = warp / WC;
   const int column = blockIdx.x * (DUAL ? 8 : 16) * WC + wc * (DUAL ? 8 : 16) + g, blocks = (p.k + 127) / 128;
   const int row0 = min(column, p.n - 1), row1 = DUAL ? row0 : min(column + 8, p.n - 1);
@@ -53,68 +52,60 @@ __device__ __forceinline__ void pass(const Params& p, Matrix w, Matrix up, const
   }
   float d[NT][4] = {};
   const int first = blocks * wk / WK, end = blocks * (wk + 1) / WK;
-  for (int b = first; b < end; b += UNROLL) {
-    uint4 a0[UNROLL][2], a1[UNROLL][2];
-    float f0[UNROLL], f1[UNROLL];
+  for (int b = first; b < end; b++) {
+    uint4 a0[2], a1[2];
+    const float f0 = w.steps[step0 + b], f1 = second.steps[step1 + b];
 #pragma unroll
-    for (int j = 0; j < UNROLL; j++) {
-      const bool on = b + j < end;
-      f0[j] = on ? w.steps[step0 + b + j] : 0.f, f1[j] = on ? second.steps[step1 + b + j] : 0.f;
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int k = (b + j) * 128 + h * 64;
-        a0[j][h] = a1[j][h] = make_uint4(0, 0, 0, 0);
-        if (on && k + t * 16 < p.k) {
-          const Pack<uint8_t> u = stream16(w.codes + (w0 + k)), v = stream16(second.codes + (w1 + k));
-          a0[j][h] = *(const uint4*)&u, a1[j][h] = *(const uint4*)&v;
-        }
+    for (int h = 0; h < 2; h++) {
+      const int k = b * 128 + h * 64;
+      a0[h] = a1[h] = make_uint4(0, 0, 0, 0);
+      if (k + t * 16 < p.k) {
+        const Pack<uint8_t> u = stream16(w.codes + (w0 + k)), v = stream16(second.codes + (w1 + k));
+        a0[h] = *(const uint4*)&u, a1[h] = *(const uint4*)&v;
       }
     }
     if (wait) {
       wait_first();
       wait = false;
     }
+    float part[NT][4] = {};
 #pragma unroll
-    for (int j = 0; j < UNROLL; j++) {
-      float part[NT][4] = {};
+    for (int h = 0; h < 2; h++) {
+      const int k = b * 128 + h * 64;
+      const bool on = k + t * 16 < p.k;
+      uint4 tokens[NT];
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int k = (b + j) * 128 + h * 64;
-        const bool on = b + j < end && k + t * 16 < p.k;
-        uint4 tokens[NT];
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-          if (q == 0 || (!CODES && q == 2)) {
-#pragma unroll
-            for (int i = 0; i < NT; i++) {
-              tokens[i] = make_uint4(0, 0, 0, 0);
-              if (on && live[i]) tokens[i] = *(const uint4*)((const char*)p.x + (size_t)(x[i] + k) * (CODES ? 1 : 2) + q / 2 * 16);
-            }
-          }
-          const uint32_t u = word(a0[j][h], q), v = word(a1[j][h], q);
-          const uint32_t a[4] = {fp8_widen<T>(u), fp8_widen<T>(v), fp8_widen<T>(u >> 16), fp8_widen<T>(v >> 16)};
+      for (int q = 0; q < 4; q++) {
+        if (q == 0 || (!CODES && q == 2)) {
 #pragma unroll
           for (int i = 0; i < NT; i++) {
-            if (CODES) {
-              const uint32_t c = word(tokens[i], q);
-              mma16816<T>(part[i], a, fp8_widen<T>(c), fp8_widen<T>(c >> 16));
-            } else {
-              mma16816<T>(part[i], a, word(tokens[i], q % 2 * 2), word(tokens[i], q % 2 * 2 + 1));
-            }
+            tokens[i] = make_uint4(0, 0, 0, 0);
+            if (on && live[i]) tokens[i] = *(const uint4*)((const char*)p.x + (size_t)(x[i] + k) * (CODES ? 1 : 2) + q / 2 * 16);
+          }
+        }
+        const uint32_t u = word(a0[h], q), v = word(a1[h], q);
+        const uint32_t a[4] = {fp8_widen<T>(u), fp8_widen<T>(v), fp8_widen<T>(u >> 16), fp8_widen<T>(v >> 16)};
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+          if (CODES) {
+            const uint32_t c = word(tokens[i], q);
+            mma16816<T>(part[i], a, fp8_widen<T>(c), fp8_widen<T>(c >> 16));
+          } else {
+            mma16816<T>(part[i], a, word(tokens[i], q % 2 * 2), word(tokens[i], q % 2 * 2 + 1));
           }
         }
       }
-#pragma unroll
-      for (int i = 0; i < NT; i++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-          const int token = i * 8 + 2 * t + c;
-          float fx = 1;
-          if (CODES) fx = token < count && b + j < end ? p.x_steps[(long)row_of(list[token], p.divide, p.m) * blocks + b + j] : 0.f;
-          d[i][c] += f0[j] * fx * part[i][c];
-          d[i][c + 2] += f1[j] * fx * part[i][c + 2];
-        }
     }
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int token = i * 8 + 2 * t + c;
+        float fx = 1;
+        if (CODES) fx = token < count ? p.x_steps[(long)row_of(list[token], p.divide, p.m) * blocks + b] : 0.f;
+        d[i][c] += f0 * fx * part[i][c];
+        d[i][c + 2] += f1 * fx * part[i][c + 2];
+      }
   }
   if (wait) wait_first();  // a part of K without blocks
   meet<Out, WC, WK, DUAL, NT>((Out*)p.y, p.n, d, column, list, count, partial);
@@ -166,17 +157,18 @@ template <class T> __device__ __forceinline__ void codes(uint8_t* y, float* step
   extern "C" __global__ void __launch_bounds__(256) moe_codes_##T(uint8_t* y, float* steps, const T* x, int rows, int k) { CODE(T); }
 CODES_OF(bf16) CODES_OF(f16) CODES_OF(f32)
 
-#define KERNEL(NAME, ...) \
-  extern "C" __global__ void __launch_bounds__(256, 2) moe_stream_e4m3_##NAME(const __grid_constant__ Params p) { BODY(__VA_ARGS__); }
-#define STREAM(T, WC, WK)                                    \
-  KERNEL(T##_##WK, T, false, T, WC, WK, false, 4)            \
-  KERNEL(T##_##WK##_swiglu, T, false, T, WC, WK, true, 4)    \
-  KERNEL(T##_##WK##_8, T, false, T, WC, WK, false, 1)        \
-  KERNEL(T##_##WK##_8_swiglu, T, false, T, WC, WK, true, 1)  \
-  KERNEL(T##_##WK##_codes, T, true, T, WC, WK, false, 4)     \
-  KERNEL(T##_##WK##_8_codes, T, true, T, WC, WK, false, 1)   \
-  KERNEL(T##_##WK##_codes_swiglu, T, true, float, WC, WK, true, 4) \
-  KERNEL(T##_##WK##_8_codes_swiglu, T, true, float, WC, WK, true, 1)
+// _8: for lists of 8 tokens, in fewer registers, so one block more on a multiprocessor.
+#define KERNEL(NAME, BLOCKS, ...) \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS) moe_stream_e4m3_##NAME(const __grid_constant__ Params p) { BODY(__VA_ARGS__); }
+#define STREAM(T, WC, WK)                                               \
+  KERNEL(T##_##WK, 2, T, false, T, WC, WK, false, 4)                    \
+  KERNEL(T##_##WK##_swiglu, 2, T, false, T, WC, WK, true, 4)            \
+  KERNEL(T##_##WK##_8, 3, T, false, T, WC, WK, false, 1)                \
+  KERNEL(T##_##WK##_8_swiglu, 3, T, false, T, WC, WK, true, 1)          \
+  KERNEL(T##_##WK##_codes, 2, T, true, T, WC, WK, false, 4)             \
+  KERNEL(T##_##WK##_codes_swiglu, 2, T, true, float, WC, WK, true, 4)   \
+  KERNEL(T##_##WK##_8_codes, 3, T, true, T, WC, WK, false, 1)           \
+  KERNEL(T##_##WK##_8_codes_swiglu, 3, T, true, float, WC, WK, true, 1)
 STREAM(bf16, 2, 4)
 STREAM(bf16, 4, 2)
 STREAM(f16, 2, 4)

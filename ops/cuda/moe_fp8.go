@@ -162,7 +162,7 @@ func (x ExpertsFP8) streamedCodes(q Queue, s fp8Scratch) error {
 func (x ExpertsFP8) stream(q Queue, y, from, fromSteps, w, wSteps, up, upSteps Pointer, n, k, divide int) error {
 	parts, columns := streamCuts(k, !up.IsNil())
 	m, kind := x.T*x.TopK, ""
-	if x.T <= 8 {
+	if x.T <= 8 || m <= 4*x.E { // hardly an expert has more
 		kind = "_8"
 	}
 	if !x.Exact {
