@@ -6,8 +6,9 @@ import "fmt"
 // their steps f32 [E,ceil(F/128),ceil(D/128)], down [E,D,F], its steps [E,ceil(D/128),ceil(F/128)]. x and what the gate gives
 // stay in 16 bits where Exact is set; else both are quantised by 1 x 128 blocks with their own amax.
 //
-// Up to 64 tokens the codes stream once and are widened in registers; with Exact also while an expert has no more than 32 tokens
-// on average. For more, codes are multiplied on Hopper, or with Exact the stacks are widened once a launch into the scratch.
+// Up to 64 tokens the codes stream once and are widened in registers, with Exact also while an expert has no more than 32 tokens
+// on average; without it only up to 8 where Hopper multiplies codes. For more, codes are multiplied there, or with Exact the stacks
+// are widened once a launch into the scratch.
 type ExpertsFP8 struct {
 	Type                          DType // of x, y and residual
 	Exact                         bool
@@ -29,10 +30,18 @@ type fp8Scratch struct {
 // expertsFP8Choices is the most choices that the streaming kernel lists.
 const expertsFP8Choices = 4096
 
+// sorts says that there are kernels for codes on rows sorted by expert.
+func (x ExpertsFP8) sorts(gpu Target) bool {
+	return gpu.Hopper() && x.D%128 == 0 && x.F%128 == 0 && x.E <= expertsHopperMost
+}
+
 // streams says that the codes are read once for all tokens.
-func (x ExpertsFP8) streams() bool {
-	m := x.T * x.TopK
-	return m <= expertsFP8Choices && (x.T <= expertsStreamTokens || x.Exact && m <= 32*x.E)
+func (x ExpertsFP8) streams(gpu Target) bool {
+	m, most := x.T*x.TopK, expertsStreamTokens
+	if !x.Exact && x.sorts(gpu) {
+		most = 8
+	}
+	return m <= expertsFP8Choices && (x.T <= most || x.Exact && m <= 32*x.E)
 }
 
 func (x ExpertsFP8) scratch(gpu Target) (s fp8Scratch) {
@@ -45,14 +54,14 @@ func (x ExpertsFP8) scratch(gpu Target) (s fp8Scratch) {
 	}
 	size := int64(x.Type.Size())
 	switch {
-	case x.Exact && !x.streams():
+	case x.Exact && !x.streams(gpu):
 		s.rows = take(x.dense().ScratchBytes(gpu))
 		s.wide = take(3 * int64(x.E) * d * f * size)
 		return s
 	case x.Exact:
 		s.hidden, s.rows = take(m*f*size), take(m*d*size)
 		return s
-	case x.streams():
+	case x.streams(gpu):
 		s.x, s.xSteps = take(int64(x.T)*d), take(int64(x.T)*blocks(d)*4)
 		s.hiddenWide, s.hidden, s.hiddenSteps = take(m*f*4), take(m*f), take(m*blocks(f)*4)
 		s.rows = take(m * d * size)
@@ -77,7 +86,7 @@ func (x ExpertsFP8) dense() Experts {
 // lacks says why there are no kernels for this mixture.
 func (x ExpertsFP8) lacks(gpu Target) error {
 	const op = "experts fp8"
-	switch whole := x.D%128 == 0 && x.F%128 == 0; {
+	switch {
 	case hasFP8(op, gpu) != nil:
 		return hasFP8(op, gpu)
 	case x.Type != BF16 && x.Type != F16:
@@ -86,11 +95,11 @@ func (x ExpertsFP8) lacks(gpu Target) error {
 		return unsupported(op, "D %d, F %d: multiples of 16", x.D, x.F)
 	case int64(x.D)*int64(x.F) >= 1<<31:
 		return unsupported(op, "D %d, F %d: the codes of one matrix reach 2^31", x.D, x.F)
-	case x.streams():
+	case x.streams(gpu):
 		return nil
-	case !whole:
+	case x.D%128 != 0 || x.F%128 != 0:
 		return unsupported(op, "%d tokens with D %d, F %d: multiples of 128", x.T, x.D, x.F)
-	case !x.Exact && (!gpu.Hopper() || x.E > expertsHopperMost):
+	case !x.Exact && !x.sorts(gpu):
 		return unsupported(op, "%d tokens in codes, %d experts on %s: Hopper and up to %d experts", x.T, x.E, gpu.Name, expertsHopperMost)
 	}
 	return nil
@@ -114,11 +123,11 @@ func (x ExpertsFP8) Launch(q Queue) error {
 		return fmt.Errorf("%s: %d bytes of scratch are required", op, s.bytes)
 	}
 	switch {
-	case x.Exact && x.streams():
+	case x.Exact && x.streams(gpu):
 		return x.streamed(q, s)
 	case x.Exact:
 		return x.widened(q, s)
-	case x.streams():
+	case x.streams(gpu):
 		return x.streamedCodes(q, s)
 	}
 	return x.sorted(q, s)
