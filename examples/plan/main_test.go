@@ -40,7 +40,7 @@ func TestPlansAreGolden(t *testing.T) {
 func TestBadFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"":            "-model must name a model folder",
-		"-model none": "-model: models: open none/config.json: no such file or directory",
+		"-model none": "-model: models: stat none/config.json: no such file or directory",
 		"-model ../../models/testdata/golden/llama3 -backend x": `-backend: backend must be native or cuda, got "x"`,
 		"-model x -batch 0":                          "-batch must be 1 to 2^24, got 0",
 		"-model x -tokens -1":                        "-tokens must be 0 to 2^24, got -1",
