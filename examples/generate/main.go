@@ -148,6 +148,13 @@ func packed(m *models.Opened) bool {
 	return slices.ContainsFunc(m.Params().All(), func(p *graph.Param) bool { return ops.CodingOf(p) != 0 })
 }
 
+// giveBack gives the system the memory that reading the files, or the template of
+// a chat, left behind.
+func giveBack() {
+	debug.FreeOSMemory()
+	forgetStartup()
+}
+
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) (err error) {
 	s, err := parse(args, errOut)
 	if err != nil {
@@ -215,8 +222,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	// The pools of the session are nearly all of the heap, hold no pointers and are
 	// hardly touched: by their size alone garbage could grow to as much.
 	debug.SetGCPercent(2)
-	debug.FreeOSMemory() // what reading the files left behind
-	forgetStartup()
+	giveBack()
 	w := &writer{settings: s, talk: session.Talk(), tok: m.Tokenizer, out: out, errOut: errOut}
 	if s.chat {
 		return talk(ctx, w, m, in)

@@ -59,6 +59,7 @@ func talk(ctx context.Context, w *writer, m *models.Opened, in io.Reader) error 
 		if err != nil {
 			return fmt.Errorf("-chat: %w", err)
 		}
+		giveBack()
 		answer, err := w.write(ctx, ids, stop)
 		if err != nil {
 			return err
