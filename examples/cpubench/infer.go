@@ -61,10 +61,14 @@ func infer(ctx context.Context, dir string, ours, theirs times) error {
 		weights += p.Type.Bytes()
 	}
 	for _, x := range []struct {
-		work    string
-		compute dtype.DType
-	}{{"prefill 512 f32", dtype.Float32}, {"prefill 512 bf16", dtype.BFloat16}} {
-		s, err := generate.New(m, generate.Options{Context: 1024, Chunk: promptTokens, Compute: x.compute})
+		prefill        string // empty: the time of a token
+		compute, cache dtype.DType
+	}{
+		{prefill: "prefill 512 f32", compute: dtype.Float32, cache: dtype.Float32},
+		{prefill: "prefill 512 bf16", compute: dtype.BFloat16, cache: dtype.BFloat16},
+		{compute: dtype.Float32, cache: dtype.BFloat16}, // the peer keeps keys and values in bf16 too
+	} {
+		s, err := generate.New(m, generate.Options{Context: 1024, Chunk: promptTokens, Compute: x.compute, Cache: x.cache})
 		if err != nil {
 			return err
 		}
@@ -73,8 +77,9 @@ func infer(ctx context.Context, dir string, ours, theirs times) error {
 			if err != nil {
 				return err
 			}
-			ours.add(x.work, prefill)
-			if x.compute == dtype.Float32 {
+			if x.prefill != "" {
+				ours.add(x.prefill, prefill)
+			} else {
 				ours.add("decode", token)
 				ours.add("decode, floor", token)
 				theirs.add("decode, floor", readSeconds(weights))
