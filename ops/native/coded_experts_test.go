@@ -49,7 +49,7 @@ func TestExpertsOnStoredStacks(t *testing.T) {
 			near(t, "y", y, want, 16)
 			near(t, "dx", dx, wantIn, 16)
 			near(t, "dweights", dw, wantW, 16)
-			require.LessOrEqual(t, testing.AllocsPerRun(20, run), 2.0) // the rows of each call
+			require.LessOrEqual(t, allocs(run), 2.0) // the rows of each call
 		}
 	}
 }

@@ -47,6 +47,16 @@ func eachWorkers[T Float](t *testing.T, f func() []T) []T {
 	return first
 }
 
+// allocs is what a steady run allocates: the least of some measurements, as helpers
+// that are behind hold launches of before back from reuse for a while.
+func allocs(run func()) float64 {
+	least := testing.AllocsPerRun(20, run)
+	for range 9 {
+		least = min(least, testing.AllocsPerRun(20, run))
+	}
+	return least
+}
+
 func requireSameBits[T Float](t *testing.T, want, got []T) {
 	t.Helper()
 	require.Equal(t, len(want), len(got))

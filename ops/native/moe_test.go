@@ -238,7 +238,7 @@ func testExperts[T Float](t *testing.T) {
 			ExpertsForward(y, in, weights, ids, gate, up, down, x)
 			ExpertsGrad(g, dy, in, weights, ids, gate, up, down, x)
 		}
-		require.Zero(t, testing.AllocsPerRun(20, run))
+		require.Zero(t, allocs(run))
 	}
 }
 
