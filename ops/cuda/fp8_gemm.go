@@ -68,17 +68,8 @@ func (g FP8Gemm) Launch(q Queue) error {
 	if g.wide() {
 		size = 2
 	}
-	for _, s := range []struct {
-		name   string
-		stride *int64
-		packed int
-	}{{"x", &g.XStride, g.K}, {"w", &g.WStride, g.K}, {"y", &g.YStride, g.N}, {"residual", &g.ResidualStride, g.N}} {
-		if *s.stride == 0 {
-			*s.stride = int64(s.packed)
-		}
-		if *s.stride < int64(s.packed) {
-			return fmt.Errorf("%s: row stride %d of %s is below its %d columns", op, *s.stride, s.name, s.packed)
-		}
+	if err := rowStrides(op, g.N, g.K, &g.XStride, &g.WStride, &g.YStride, &g.ResidualStride); err != nil {
+		return err
 	}
 	for _, s := range []struct {
 		name string

@@ -30,23 +30,32 @@ func (g Gemm) columns() int {
 	return columns
 }
 
-// Launch queues the kernel.
-func (g Gemm) Launch(q Queue) error {
-	const op = "gemm"
-	if g.M < 0 || g.N < 1 || g.K < 1 {
-		return fmt.Errorf("%s: M >= 0, N >= 1 and K >= 1 are required, got M %d, N %d, K %d", op, g.M, g.N, g.K)
-	}
+// rowStrides fills in the row strides of a product that were left 0, and checks
+// them all; op is the kernel's name in an error.
+func rowStrides(op string, n, k int, x, w, y, residual *int64) error {
 	for _, s := range []struct {
 		name   string
 		stride *int64
 		packed int
-	}{{"x", &g.XStride, g.K}, {"w", &g.WStride, g.K}, {"y", &g.YStride, g.N}, {"residual", &g.ResidualStride, g.N}} {
+	}{{"x", x, k}, {"w", w, k}, {"y", y, n}, {"residual", residual, n}} {
 		if *s.stride == 0 {
 			*s.stride = int64(s.packed)
 		}
 		if *s.stride < int64(s.packed) {
 			return fmt.Errorf("%s: row stride %d of %s is below its %d columns", op, *s.stride, s.name, s.packed)
 		}
+	}
+	return nil
+}
+
+// Launch queues the kernel.
+func (g Gemm) Launch(q Queue) error {
+	const op = "gemm"
+	if g.M < 0 || g.N < 1 || g.K < 1 {
+		return fmt.Errorf("%s: M >= 0, N >= 1 and K >= 1 are required, got M %d, N %d, K %d", op, g.M, g.N, g.K)
+	}
+	if err := rowStrides(op, g.N, g.K, &g.XStride, &g.WStride, &g.YStride, &g.ResidualStride); err != nil {
+		return err
 	}
 	if g.SwiGLU && (!g.Bias.IsNil() || !g.Residual.IsNil()) {
 		return unsupported(op, "SwiGLU together with a bias or a residual")

@@ -47,8 +47,8 @@ func eachWorkers[T Float](t *testing.T, f func() []T) []T {
 	return first
 }
 
-// allocs is what a steady run allocates: the least of some measurements, as helpers
-// that are behind hold launches of before back from reuse for a while.
+// allocs is what a steady run allocates: the least of some measurements, as the
+// count is that of the whole process, where helpers may be on their way to sleep.
 func allocs(run func()) float64 {
 	least := testing.AllocsPerRun(20, run)
 	for range 9 {
