@@ -156,7 +156,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if err != nil {
 		return err
 	}
-	report, err := explain(model.Transformer, s, o)
+	_, _, report, err := s.cast(model.Transformer, o)
 	if err != nil {
 		return err
 	}
@@ -254,14 +254,13 @@ func (s settings) loss(m *models.Transformer) (*graph.Builder, error) {
 	return b, b.Err()
 }
 
-// explain runs the pass on the loss and returns its report.
-func explain(m *models.Transformer, s settings, o autocast.Options) (*autocast.Report, error) {
-	b, err := s.loss(m)
-	if err != nil {
-		return nil, err
+// cast builds the loss and runs the pass on it.
+func (s settings) cast(m *models.Transformer, o autocast.Options) (plain, cast *graph.Builder, report *autocast.Report, err error) {
+	if plain, err = s.loss(m); err != nil {
+		return nil, nil, nil, err
 	}
-	_, report, err := autocast.FP8(b, o)
-	return report, err
+	cast, report, err = autocast.FP8(plain, o)
+	return plain, cast, report, err
 }
 
 // held returns a batch of held-out text, the batch-th.
@@ -284,11 +283,7 @@ func (s settings) evaluate(ctx context.Context, m *models.Transformer, o autocas
 		return err
 	}
 	defer closeData()
-	plain, err := s.loss(m)
-	if err != nil {
-		return err
-	}
-	cast, _, err := autocast.FP8(plain, o)
+	_, cast, _, err := s.cast(m, o)
 	if err != nil {
 		return err
 	}
@@ -345,11 +340,7 @@ func (s settings) layers(ctx context.Context, m *models.Transformer, o autocast.
 	if err != nil {
 		return err
 	}
-	plain, err := s.loss(m)
-	if err != nil {
-		return err
-	}
-	cast, _, err := autocast.FP8(plain, o)
+	plain, cast, _, err := s.cast(m, o)
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,34 @@ func TestDeviceGemm(t *testing.T) {
 	}
 }
 
+// productOracle is x[M,K] w[N,K]^T in float64, or SwiGLU of it with w [2N,K], plus
+// bias[N] and residual[M,N] where they are not nil.
+func productOracle(x, w, bias, residual []float64, m, n, k int, swiglu bool) []float64 {
+	want := make([]float64, m*n)
+	dot := func(i, j int) (s float64) {
+		for l := range k {
+			s += x[i*k+l] * w[j*k+l]
+		}
+		return s
+	}
+	for i := range m {
+		for j := range n {
+			s := dot(i, j)
+			if swiglu {
+				s = s / (1 + math.Exp(-s)) * dot(i, n+j)
+			}
+			if bias != nil {
+				s += bias[j]
+			}
+			if residual != nil {
+				s += residual[i*n+j]
+			}
+			want[i*n+j] = s
+		}
+	}
+	return want
+}
+
 func testGemm(t *testing.T, dt DType, c gemmCase) {
 	b := newBench(t)
 	r := rand.New(rand.NewPCG(6, uint64(c.m*c.n)))
@@ -50,33 +78,16 @@ func testGemm(t *testing.T, dt DType, c gemmCase) {
 	g := Gemm{Type: dt, M: c.m, N: c.n, K: c.k, Y: b.out(out, c.m*c.n), X: b.put(dt, x), W: b.put(dt, w), SwiGLU: c.swiglu, F32Out: c.f32}
 	if c.bias {
 		g.Bias = b.put(dt, bias)
+	} else {
+		bias = nil
 	}
 	if c.residual {
 		g.Residual = b.put(dt, res)
+	} else {
+		res = nil
 	}
 	b.run(g)
-	want := make([]float64, c.m*c.n)
-	dot := func(i, j int) (s float64) {
-		for k := range c.k {
-			s += x[i*c.k+k] * w[j*c.k+k]
-		}
-		return s
-	}
-	for i := range c.m {
-		for j := range c.n {
-			s := dot(i, j)
-			if c.swiglu {
-				s = s / (1 + math.Exp(-s)) * dot(i, c.n+j)
-			}
-			if c.bias {
-				s += bias[j]
-			}
-			if c.residual {
-				s += res[i*c.n+j]
-			}
-			want[i*c.n+j] = s
-		}
-	}
+	want := productOracle(x, w, bias, res, c.m, c.n, c.k, c.swiglu)
 	bound := 1. // one rounding, measured 0.45
 	if out == F32 {
 		bound = 40 // f32 sums over k; the tensor cores truncate
