@@ -3,7 +3,12 @@
 #include "textflag.h"
 
 // The 8-bit floats in AVX-512, 16 elements a turn; the last turn is masked by
-// K1. Formulas and constants are those of fp8.go.
+// K1. Formulas and constants are those of fp8.go. Lines are asked
+// for AHEAD bytes, a page, before their use (beyond the end too, which does
+// nothing): the processor's own fetching stops where a page ends, and gives a
+// third of the rate from memory.
+
+#define AHEAD 4096
 
 DATA fp8Abs<>+0(SB)/4, $0x7FFFFFFF
 GLOBL fp8Abs<>(SB), RODATA|NOPTR, $4
@@ -38,6 +43,7 @@ TEXT ·fp8AmaxAVX512(SB), NOSPLIT, $0-32
 
 amaxLoop:
 	MASK
+	PREFETCHT0 AHEAD(SI)
 	VMOVUPS.Z (SI), K1, Z1
 	VCMPPS $3, Z1, Z1, K2
 	VPANDD Z2, Z1, Z1
@@ -81,6 +87,8 @@ TEXT ·fp8EncodeAVX512(SB), NOSPLIT, $0-41
 
 encodeLoop:
 	MASK
+	PREFETCHT0 AHEAD(SI)
+	PREFETCHT0 (AHEAD/4)(DI)
 	VMOVUPS.Z (SI), K1, Z0
 	VDIVPS Z10, Z0, Z0       // q
 	VCMPPS $3, Z0, Z0, K2
