@@ -83,7 +83,7 @@ done:
 
 // func pairRowsCodes(dst *float32, ldd int, src *byte, lds, rows, cols int, f *fp8Words)
 //
-// pairRowsBF16 of codes.
+// pairRowsBF16 of codes. The next call's columns are fetched: rows are far apart.
 //	DI dst, R8 ldd, SI src, R9 lds, DX rows left, K1 columns, Z30 Z31 interleave
 TEXT ·pairRowsCodes(SB), NOSPLIT, $0-56
 	MOVQ dst+0(FP), DI
@@ -102,8 +102,10 @@ TEXT ·pairRowsCodes(SB), NOSPLIT, $0-56
 	JLT  odd
 
 pair:
+	PREFETCHT0 64(SI)
 	VPMOVZXBW.Z (SI), K1, Z0
 	ADDQ R9, SI
+	PREFETCHT0 64(SI)
 	VPMOVZXBW.Z (SI), K1, Z4
 	ADDQ R9, SI
 	DECODE(Z0, Z1, Z2, Z3)
