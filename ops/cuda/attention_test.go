@@ -97,7 +97,7 @@ var decodeCases = []decodeCase{
 func TestDeviceAttentionDecode(t *testing.T) {
 	for _, dt := range []DType{BF16, F16} {
 		for _, c := range decodeCases {
-			each(t, 4, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testDecode(t, dt, c) })
+			each(t, 11, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testDecode(t, dt, c) })
 		}
 	}
 }

@@ -62,6 +62,14 @@ func each(t *testing.T, every int, name string, f func(t *testing.T)) {
 	})
 }
 
+// shorter is n, or few in the short form.
+func shorter(n, few int) int {
+	if testing.Short() {
+		return few
+	}
+	return n
+}
+
 // roundoff is the unit roundoff of a type.
 func roundoff(dt DType) float64 {
 	return map[DType]float64{BF16: 1. / 256, F16: 1. / 2048, F32: 1. / (1 << 24)}[dt]

@@ -254,10 +254,7 @@ func TestDeviceExecutorText(t *testing.T) {
 		prompt := []int32{5, 200, 13, 77, 1, 0, 255, 31, 8}
 		plain, err := generate.New(m, generate.Options{})
 		require.NoError(t, err)
-		n := 40
-		if testing.Short() {
-			n = 4
-		}
+		n := shorter(40, 4)
 		want := text(t, plain, prompt, generate.Sampling{}, n)
 		for _, dt := range computes {
 			got := text(t, session(t, m, generate.Options{Chunk: 4}, Options{Compute: dt}), prompt, generate.Sampling{}, n)
@@ -280,10 +277,7 @@ func TestDeviceExecutorN09_LongRun(t *testing.T) {
 	u, err := unitOf(0)
 	require.NoError(t, err)
 	before := u.dev.Stats()
-	steps := 2000
-	if testing.Short() {
-		steps = 20
-	}
+	steps := shorter(2000, 4)
 	m := tiny(t, func(c *models.Config) { c.Context = 2304 })
 	s := session(t, m, generate.Options{}, Options{Strict: true})
 	r, err := s.Add([]int32{1, 2, 3}, generate.Sampling{Temperature: 1, Seed: 5})
@@ -313,10 +307,11 @@ func TestDeviceExecutorBatch(t *testing.T) {
 	device(t)
 	m := tiny(t, nil)
 	prompt, hot := []int32{9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12}, generate.Sampling{Temperature: 1, Seed: 77}
-	alone := text(t, session(t, m, generate.Options{}, Options{Strict: true}), prompt, hot, 100)
+	n := shorter(100, 5)
+	alone := text(t, session(t, m, generate.Options{}, Options{Strict: true}), prompt, hot, n)
 	s := session(t, m, generate.Options{Requests: 8}, Options{Strict: true})
 	stop, wait := make(chan struct{}), sync.WaitGroup{}
-	for i := range 5 {
+	for i := range shorter(5, 2) {
 		wait.Go(func() {
 			for k := 0; ; k++ {
 				r, err := s.Add([]int32{int32(i), int32(k % 256), 3, 4, 5}[:1+(i+k)%5], generate.Sampling{Temperature: 0.5, Seed: uint64(i)})
@@ -337,10 +332,10 @@ func TestDeviceExecutorBatch(t *testing.T) {
 			}
 		})
 	}
-	among := text(t, s, prompt, hot, 100)
+	among := text(t, s, prompt, hot, n)
 	close(stop)
 	wait.Wait()
-	fmt.Printf("BATCH\t100 sampled tokens alone and among 5 others\tequal %v\n", slices.Equal(alone, among))
+	fmt.Printf("BATCH\t%d sampled tokens alone and among 5 others\tequal %v\n", n, slices.Equal(alone, among))
 	require.Equal(t, alone, among)
 }
 
@@ -372,29 +367,39 @@ func decodeFeeds(n, bucket, length, pages int) graph.Feeds {
 	return feeds
 }
 
-// What a replayed step costs the host: the time of Do less the device's own.
-func TestDeviceExecutorHostTime(t *testing.T) {
-	if testing.Short() {
-		t.Skip("times nothing that a sanitizer slows down")
-	}
-	device(t)
+// decodeStep compiles a step of decode of a model of 16 small layers; do runs it and gives its logits.
+func decodeStep(t *testing.T) (e *Executor, feeds graph.Feeds, do func() []float32) {
 	m := tiny(t, func(c *models.Config) {
 		c.Hidden, c.FFN, c.Layers, c.Heads, c.KVHeads, c.HeadDim = 512, 1024, 16, 8, 2, 64
 	})
 	plan, logits := packedPlan(t, m, 8, 8, 64)
 	e, err := Compile(plan, Options{Strict: true})
 	require.NoError(t, err)
-	defer func() { require.NoError(t, e.Close()) }()
-	feeds := decodeFeeds(8, 8, 100, 64)
+	t.Cleanup(func() { require.NoError(t, e.Close()) })
+	feeds = decodeFeeds(8, 8, 100, 64)
+	return e, feeds, func() []float32 {
+		require.NoError(t, e.Do(context.Background(), feeds))
+		v, err := e.Value(logits)
+		require.NoError(t, err)
+		return graph.Data[float32](v)
+	}
+}
+
+// Two replays of a captured step have the same bits.
+func TestDeviceExecutorReplaysAlike(t *testing.T) {
+	device(t)
+	_, _, do := decodeStep(t)
+	do() // captures
+	first := slices.Clone(do())
+	require.Equal(t, first, do())
+}
+
+// What a replayed step costs the host: the time of Do less the device's own.
+func TestDeviceSpeedHost(t *testing.T) {
+	speed(t)
+	device(t)
+	e, feeds, _ := decodeStep(t)
 	do := func() { require.NoError(t, e.Do(context.Background(), feeds)) }
-	do()
-	v, err := e.Value(logits)
-	require.NoError(t, err)
-	first := slices.Clone(graph.Data[float32](v))
-	do()
-	v, err = e.Value(logits)
-	require.NoError(t, err)
-	require.Equal(t, first, graph.Data[float32](v), "two runs")
 	for range 50 {
 		do()
 	}
@@ -425,7 +430,6 @@ func TestDeviceExecutorHostTime(t *testing.T) {
 	slices.Sort(device)
 	median := float64(wall[len(wall)/2].Nanoseconds()) / 1e3
 	fmt.Printf("HOST\tstep of 16 layers, %d launches: Do %.1f us, device %.1f us, beyond the device %.1f us\n", len(e.segments[0].queued), median, device[50], median-device[50])
-	require.Less(t, median-device[50], 30.)
 	stage := testing.Benchmark(func(b *testing.B) {
 		for range b.N {
 			if err := e.prog.stage(feeds, e.in.Data); err != nil {
@@ -442,7 +446,7 @@ func TestDeviceExecutorN13_SixtyFourGoroutines(t *testing.T) {
 	m := tiny(t, nil)
 	want := logitsOf(t, m, []int32{1, 2, 3, 4}, onCUDA(Options{}))
 	var wait sync.WaitGroup
-	errs := make([]error, 64)
+	errs := make([]error, shorter(64, 6))
 	for i := range errs {
 		wait.Go(func() {
 			b := graph.New(graph.Share(m.Params()))

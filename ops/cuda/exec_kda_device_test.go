@@ -21,8 +21,9 @@ func TestDeviceExecutorKDAText(t *testing.T) {
 	for i := range prompt {
 		prompt[i] = int32(i * i % 251)
 	}
-	const n = 24
-	for _, d := range []int{32, 64, 128} {
+	n := shorter(24, 8)
+	leave, join := n/5, n/3+1
+	for _, d := range []int{32, 64, 128}[:shorter(3, 1)] {
 		m := recurrent(t, d)
 		plain, err := generate.New(m, generate.Options{})
 		require.NoError(t, err)
@@ -43,13 +44,13 @@ func TestDeviceExecutorKDAText(t *testing.T) {
 			var got []int32
 			for i := range n {
 				switch i {
-				case 5:
+				case leave:
 					s.Remove(other)
-				case 9:
+				case join:
 					other, err = s.Add(prompt[20:75], generate.Sampling{})
 					require.NoError(t, err)
 				}
-				if i != 5 && i != 6 && i != 7 && i != 8 {
+				if i < leave || i >= join {
 					_, err = other.Next(context.Background())
 					require.NoError(t, err)
 				}

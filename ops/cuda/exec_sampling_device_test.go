@@ -25,16 +25,13 @@ func TestDeviceExecutorSamplesNativesText(t *testing.T) {
 	prompt := []int32{5, 200, 13, 77, 1, 0, 255, 31, 8}
 	plain, err := generate.New(m, generate.Options{})
 	require.NoError(t, err)
-	n := 60
-	if testing.Short() {
-		n = 4
-	}
+	n := shorter(60, 3)
 	for _, o := range []generate.Sampling{
 		{}, {Temperature: 1, Seed: 3}, {Temperature: 0.8, TopK: 50, TopP: 0.9, Seed: 1 << 50}, {Temperature: 1.5, MinP: 0.05, Seed: 4},
 		{RepetitionPenalty: 1.3}, {Temperature: 0.9, RepetitionPenalty: 1.2, TopP: 0.95, Seed: 5}, {Temperature: 3, TopP: 0.999, Seed: 6},
 	} {
 		want := text(t, plain, prompt, o, n)
-		for _, dt := range computes {
+		for _, dt := range computes[:shorter(3, 1)] {
 			var all []*Executor
 			s, err := generate.New(m, generate.Options{Chunk: 4, Compile: func(p *graph.Plan) (graph.Executor, error) {
 				e, err := Compile(p, Options{Compute: dt, Strict: dt != dtype.Float32})
@@ -113,14 +110,15 @@ func TestDeviceExecutorFailureEndsTheSession(t *testing.T) {
 func TestDeviceExecutorCancelBetweenSteps(t *testing.T) {
 	device(t)
 	m, prompt, o := tiny(t, nil), []int32{9, 8, 7, 6, 5, 4, 3, 2, 1}, generate.Sampling{Temperature: 1, Seed: 11}
-	want := text(t, session(t, m, generate.Options{}, Options{Strict: true}), prompt, o, 20)
+	n := shorter(20, 3)
+	want := text(t, session(t, m, generate.Options{}, Options{Strict: true}), prompt, o, n)
 	s := session(t, m, generate.Options{Chunk: 4}, Options{Strict: true})
 	r, err := s.Add(prompt, o)
 	require.NoError(t, err)
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
 	var got []int32
-	for range 20 {
+	for range n {
 		_, err := r.Next(done)
 		require.ErrorIs(t, err, context.Canceled)
 		id, err := r.Next(context.Background())
@@ -136,16 +134,17 @@ func TestDeviceExecutorN13_SixtyFourRequests(t *testing.T) {
 	m := tiny(t, nil)
 	prompt := func(i int) []int32 { return []int32{int32(i), int32(3 * i), 7, 9, 1}[:1+i%5] }
 	alone, s := session(t, m, generate.Options{}, Options{Strict: true}), session(t, m, generate.Options{Requests: 64}, Options{Strict: true})
-	var want, got [64][]int32
+	n := shorter(64, 5)
+	want, got := make([][]int32, n), make([][]int32, n)
 	for i := range want {
-		want[i] = text(t, alone, prompt(i), generate.Sampling{Temperature: 1, Seed: uint64(i)}, 8)
+		want[i] = text(t, alone, prompt(i), generate.Sampling{Temperature: 1, Seed: uint64(i)}, shorter(8, 2))
 	}
 	var wait sync.WaitGroup
-	errs := make([]error, 64)
+	errs := make([]error, n)
 	for i := range got {
 		wait.Go(func() {
 			r, err := s.Add(prompt(i), generate.Sampling{Temperature: 1, Seed: uint64(i)})
-			for err == nil && len(got[i]) < 8 {
+			for err == nil && len(got[i]) < len(want[i]) {
 				var id int32
 				id, err = r.Next(context.Background())
 				got[i] = append(got[i], id)
@@ -163,30 +162,31 @@ func TestDeviceExecutorSnapshot(t *testing.T) {
 	device(t)
 	m, prompt, o := tiny(t, nil), []int32{9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12, 13, 14, 15, 16, 17, 18}, generate.Sampling{Temperature: 1, Seed: 5}
 	s := session(t, m, generate.Options{Requests: 2}, Options{Strict: true})
-	want := text(t, s, prompt, o, 30)
+	first, n := shorter(10, 2), shorter(30, 4)
+	want := text(t, s, prompt, o, n)
 	r, err := s.Add(prompt, o)
 	require.NoError(t, err)
-	for range 10 {
+	for range first {
 		_, err = r.Next(context.Background())
 		require.NoError(t, err)
 	}
-	n, err := r.Snapshot()
+	snapshot, err := r.Snapshot()
 	require.NoError(t, err)
 	plain, err := generate.New(m, generate.Options{})
 	require.NoError(t, err)
 	for name, to := range map[string]*generate.Session{"the same session": s, "another": session(t, m, generate.Options{}, Options{Strict: true}), "native": plain} {
-		r, err := to.Restore(n)
+		r, err := to.Restore(snapshot)
 		require.NoError(t, err)
 		var got []int32
-		for range 20 {
+		for range n - first {
 			id, err := r.Next(context.Background())
 			require.NoError(t, err)
 			got = append(got, id)
 		}
 		if name != "native" {
-			require.Equal(t, want[10:], got, name)
+			require.Equal(t, want[first:], got, name)
 		} else {
-			require.Equal(t, want[10], got[0], "bf16 keys and values, f32 arithmetic")
+			require.Equal(t, want[first], got[0], "bf16 keys and values, f32 arithmetic")
 		}
 		to.Remove(r)
 	}
@@ -199,7 +199,7 @@ func TestDeviceExecutorLogprobs(t *testing.T) {
 	logs := func(s *generate.Session) (all []float64) {
 		r, err := s.Add(prompt, o)
 		require.NoError(t, err)
-		for range 10 {
+		for range shorter(10, 3) {
 			_, err := r.Next(context.Background())
 			require.NoError(t, err)
 			all = append(all, r.Logprob())

@@ -254,7 +254,7 @@ func (b *bench) operand(r *rand.Rand, f DType, s FP8Steps, rows, cols int, paire
 
 func TestDeviceFP8Gemm(t *testing.T) {
 	for _, c := range fp8Cases() {
-		each(t, 7, fmt.Sprintf("%+v", c), func(t *testing.T) { testFP8Gemm(t, c) })
+		each(t, 23, fmt.Sprintf("%+v", c), func(t *testing.T) { testFP8Gemm(t, c) })
 	}
 }
 

@@ -157,10 +157,7 @@ func TestDeviceKDAContractSteps(t *testing.T) {
 	require.EqualValues(t, 1, after.Downloads.Count-before.Downloads.Count)
 	require.EqualValues(t, 4*c.QKVDim(), after.Downloads.Bytes-before.Downloads.Bytes)
 	in.ConvW, in.Weights = nil, weights
-	steps := 10000
-	if testing.Short() {
-		steps = 30
-	}
+	steps := shorter(10000, 30)
 	for range steps {
 		o, err := f.Step(in)
 		require.NoError(t, err)

@@ -265,7 +265,7 @@ func TestDeviceKDAPrefill(t *testing.T) {
 				continue // the reference takes its time
 			}
 			for _, dt := range []DType{F32, BF16, F16} {
-				each(t, 5, fmt.Sprintf("%v/%+v/%s", dt, h, gate.name), func(t *testing.T) {
+				each(t, 13, fmt.Sprintf("%v/%+v/%s", dt, h, gate.name), func(t *testing.T) {
 					d := newKDAData(dt, h, 9, gate.decay, gate.spread, lens...)
 					states := append([]float64(nil), d.state...)
 					plain := make([]int32, len(slots))

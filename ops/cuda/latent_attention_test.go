@@ -107,7 +107,7 @@ func TestDeviceLatentAttention(t *testing.T) {
 			{16, 16, []int{1}, []int{1}}, {32, 16, []int{63, 0, 64, 65, 257, 700}, []int{1, 0, 1, 1, 1, 1}}, {128, 64, []int{130, 2000}, []int{1, 1}}, {96, 8, []int{300}, []int{1}},
 			{32, 256, []int{70, 9, 513}, []int{70, 9, 33}}, {3, 16, []int{200, 40, 5}, []int{50, 1, 5}}, {128, 32, []int{65}, []int{3}},
 		} {
-			each(t, 3, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) {
+			each(t, 7, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) {
 				b := newBench(t)
 				l := newLatentBatch(rand.New(rand.NewPCG(31, uint64(c.h))), dt, c.h, c.size, c.lengths, c.queries)
 				scale := 1 / math.Sqrt(192)

@@ -41,7 +41,7 @@ func TestDeviceExpertsFP8(t *testing.T) {
 			for _, c := range []expertsCase{{t: 1, topK: 2, e: 4, d: 128, f: 128}, {t: 3, topK: 4, e: 6, d: 144, f: 80, ids: "few"}, {t: 8, topK: 2, e: 5, d: 1152, f: 272, residual: true}, {t: 33, topK: 3, e: 4, d: 304, f: 1040}, {t: 64, topK: 2, e: 3, d: 256, f: 384, ids: "one"},
 				{t: 70, topK: 2, e: 8, d: 256, f: 384, ids: "few", residual: true}, {t: 300, topK: 2, e: 3, d: 384, f: 256, ids: "one"}, {t: 257, topK: 4, e: 16, d: 640, f: 128}, {t: 150, topK: 4, e: 20, d: 144, f: 272}, {t: 40, topK: 2, e: 20, d: 272, f: 144, ids: "few"}} {
 				if gpu.Hopper() && c.d%128 == 0 || exact || c.t <= expertsStreamTokens {
-					each(t, 3, fmt.Sprintf("%v/exact_%v/%+v", dt, exact, c), func(t *testing.T) { testExpertsFP8(t, dt, exact, c) })
+					each(t, 11, fmt.Sprintf("%v/exact_%v/%+v", dt, exact, c), func(t *testing.T) { testExpertsFP8(t, dt, exact, c) })
 				}
 			}
 		}

@@ -23,7 +23,7 @@ func TestDeviceRoute(t *testing.T) {
 	} {
 		for _, tokens := range []int{0, 1, 67} {
 			for _, bias := range []bool{false, true} {
-				each(t, 7, fmt.Sprintf("%+v/T%d/bias=%v", r, tokens, bias), func(t *testing.T) { testRoute(t, r, tokens, bias) })
+				each(t, 13, fmt.Sprintf("%+v/T%d/bias=%v", r, tokens, bias), func(t *testing.T) { testRoute(t, r, tokens, bias) })
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func (b *bench) getInts(p Pointer, n int) []int {
 func TestDeviceRouterLogits(t *testing.T) {
 	for _, dt := range []DType{BF16, F16} {
 		for _, c := range []struct{ t, n, k int }{{1, 1, 8}, {1, 128, 2048}, {8, 60, 136}, {9, 256, 1032}, {33, 129, 2304}, {64, 128, 264}} {
-			each(t, 5, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) {
+			each(t, 13, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) {
 				b := newBench(t)
 				r := rand.New(rand.NewPCG(17, uint64(c.n)))
 				x, w := normal(r, dt, c.t*c.k, 1), normal(r, dt, c.n*c.k, 1/math.Sqrt(float64(c.k)))
@@ -111,7 +111,7 @@ var expertsCases = []expertsCase{
 func TestDeviceExperts(t *testing.T) {
 	for _, dt := range allTypes {
 		for _, c := range expertsCases {
-			each(t, 4, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testExperts(t, dt, c) })
+			each(t, 11, fmt.Sprintf("%v/%+v", dt, c), func(t *testing.T) { testExperts(t, dt, c) })
 		}
 	}
 }

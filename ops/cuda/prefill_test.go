@@ -43,7 +43,7 @@ func TestDeviceAttentionPrefill(t *testing.T) {
 	for _, dt := range []DType{BF16, F16} {
 		for _, c := range prefillCases {
 			for _, portable := range []bool{false, true} {
-				each(t, 7, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) { testPrefill(t, dt, c, portable) })
+				each(t, 19, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) { testPrefill(t, dt, c, portable) })
 			}
 		}
 	}
@@ -184,7 +184,7 @@ func TestDeviceAttentionRagged(t *testing.T) {
 			{[]int{90}, []int{150}, 8, 1, 32, 8, true, -1, true},
 		} {
 			for _, portable := range []bool{false, true} {
-				each(t, 5, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) {
+				each(t, 13, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) {
 					b := newBench(t)
 					r := rand.New(rand.NewPCG(11, uint64(c.d)))
 					indptr := []int32{0}
