@@ -28,6 +28,19 @@
 	VMOVUPS       X22, (DI)      \
 	ADDQ          R8, DI
 
+// EACHROW takes a step with the sums of each of n rows, then there is the label.
+#define EACHROW(n, STEP, end) \
+	STEP(Z0, Z1, Z2, Z3)   \
+	CMPQ n, $2             \
+	JL   end               \
+	STEP(Z4, Z5, Z6, Z7)   \
+	CMPQ n, $3             \
+	JL   end               \
+	STEP(Z8, Z9, Z10, Z11) \
+	CMPQ n, $4             \
+	JL   end               \
+	STEP(Z12, Z13, Z14, Z15)
+
 // ROW adds a value times the probability at p to the sums of a row.
 #define ROW(p, c0, c1, c2, c3) \
 	VBROADCASTSS p, Z20      \

@@ -1,6 +1,7 @@
 //go:build amd64 && !purego
 
 #include "textflag.h"
+#include "gemm_avx512_amd64.h"
 #include "attention_decode_amd64.h"
 
 // The two products of one decoded token with keys and values, in AVX-512: 1 to 4

@@ -44,8 +44,8 @@ func axpy[T Float](y []T, a T, x []T) { addScaled(y, y, x, a) }
 func scale[T Float](y []T, a T) {
 	full := 0
 	if inAssembly[T]() {
-		if full = len(y) &^ 7; full > 0 {
-			scaleFloats(f32p(y), float32(a), full)
+		if full = len(y) &^ 15; full > 0 {
+			vecScale(f32p(y), float32(a), full)
 		}
 	}
 	for i := full; i < len(y); i++ {

@@ -11,16 +11,7 @@
 part:
 	MOVQ o+0(FP), DI
 	ADDQ R12, DI
-	LOADROW(Z0, Z1, Z2, Z3)
-	CMPQ rows+56(FP), $2
-	JL   loaded
-	LOADROW(Z4, Z5, Z6, Z7)
-	CMPQ rows+56(FP), $3
-	JL   loaded
-	LOADROW(Z8, Z9, Z10, Z11)
-	CMPQ rows+56(FP), $4
-	JL   loaded
-	LOADROW(Z12, Z13, Z14, Z15)
+	EACHROW(rows+56(FP), LOADROW, loaded)
 
 loaded:
 	MOVQ p+16(FP), SI
@@ -56,16 +47,7 @@ nextkey:
 
 	MOVQ o+0(FP), DI
 	ADDQ R12, DI
-	STOREROW(Z0, Z1, Z2, Z3)
-	CMPQ rows+56(FP), $2
-	JL   kept
-	STOREROW(Z4, Z5, Z6, Z7)
-	CMPQ rows+56(FP), $3
-	JL   kept
-	STOREROW(Z8, Z9, Z10, Z11)
-	CMPQ rows+56(FP), $4
-	JL   kept
-	STOREROW(Z12, Z13, Z14, Z15)
+	EACHROW(rows+56(FP), STOREROW, kept)
 
 kept:
 	ADDQ $256, R12

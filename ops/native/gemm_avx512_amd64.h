@@ -1,4 +1,4 @@
-// What the two AVX-512 tiles share: sums to zero, and the end of a tile, where
+// What AVX-512 tiles share: sums to zero, and the end of a tile of Gemm, where
 // Z30 holds alpha, Z31 beta, DX C, AX ldc, R8 S, R9 lds, and K1, K2 the columns.
 
 #define ZERO(c0, c1) \

@@ -29,6 +29,8 @@ func vecAddScaleMul(y, x, w *float32, s float32, n int) {}
 
 func vecScaleMulAdd(y, x, w, z *float32, s, t float32, n int) {}
 
+func vecScale(y *float32, s float32, n int) {}
+
 func vecAddScaled(y, a, b *float32, s float32, n int) {}
 
 func vecSwiGLU(y, gate, up *float32, n int) {}

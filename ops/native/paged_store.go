@@ -47,9 +47,9 @@ func (s *kvRows[T]) read(to []T, token, hk int) {
 	at := (token*s.hkv + hk) * s.width
 	switch {
 	case s.narrow.BF16 != nil:
-		fromBF16(to, s.narrow.BF16[at:at+len(to)])
+		widen16(to, s.narrow.BF16[at:at+len(to)], CodedBF16)
 	case s.narrow.F16 != nil:
-		fromHalf(to, s.narrow.F16[at:at+len(to)])
+		widen16(to, s.narrow.F16[at:at+len(to)], CodedF16)
 	case s.narrow.E4M3 != nil:
 		fp8DecodeSlice(to, s.narrow.E4M3[at:at+len(to)], E4M3)
 		scale(to, T(s.narrow.Steps[hk]))
@@ -84,32 +84,22 @@ func (s *kvRows[T]) write(token int, x []T) {
 	}
 }
 
-// fromBF16 widens as many numbers as x has.
-func fromBF16[T Float](y []T, x []uint16) {
+// widen16 widens as many 16-bit floats as x has.
+func widen16[T Float](y []T, x []uint16, c Coding) {
 	y = y[:len(x)]
 	full := 0
 	if inAssembly[T]() {
-		if full = len(x) &^ 7; full > 0 {
-			widenBF16(f32p(y), &x[0], full)
-		}
-	}
-	for i := full; i < len(x); i++ {
-		y[i] = T(math.Float32frombits(uint32(x[i]) << 16))
-	}
-}
-
-// fromHalf is fromBF16 for f16.
-func fromHalf[T Float](y []T, x []uint16) {
-	y = y[:len(x)]
-	full := 0
-	if inAssembly[T]() {
-		step, of := codedSteps(CodedF16)
+		step, of := codedSteps(c)
 		if full = len(x) / step * step; full > 0 {
 			of(f32p(y), (*byte)(unsafe.Pointer(&x[0])), full)
 		}
 	}
 	for i := full; i < len(x); i++ {
-		y[i] = T(fromF16(x[i]))
+		if c == CodedF16 {
+			y[i] = T(fromF16(x[i]))
+		} else {
+			y[i] = T(math.Float32frombits(uint32(x[i]) << 16))
+		}
 	}
 }
 

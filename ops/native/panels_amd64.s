@@ -1,6 +1,7 @@
 //go:build amd64 && !purego
 
 #include "textflag.h"
+#include "gemm_avx512_amd64.h"
 #include "panels_amd64.h"
 
 // The products of few rows with panels of weights stored in 16 bits.

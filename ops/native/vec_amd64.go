@@ -63,6 +63,20 @@ func vecDot3(l *lanes, x, y, z *float32, n int) {
 }
 
 //go:noescape
+func scaleAVX512(y *float32, s float32, n int)
+
+//go:noescape
+func scaleAVX2(y *float32, s float32, n int)
+
+func vecScale(y *float32, s float32, n int) {
+	if gemmKernel >= avx512Kernel {
+		scaleAVX512(y, s, n)
+	} else {
+		scaleAVX2(y, s, n)
+	}
+}
+
+//go:noescape
 func scaleMulAVX512(y, x, w *float32, s float32, n int)
 
 //go:noescape

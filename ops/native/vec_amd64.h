@@ -173,6 +173,23 @@ scalemul:
 	VZEROUPPER
 	RET
 
+// func scale(y *float32, s float32, n int)
+TEXT FN_SCALE(SB), NOSPLIT, $0-24
+	MOVQ y+0(FP), DI
+	VBROADCASTSS s+8(FP), V8
+	MOVQ n+16(FP), CX
+	LOOP(CX)
+
+#define STEP_SCALE(off) \
+	VMULPS  off(DI)(AX*1), V8, V0 \
+	VMOVUPS V0, off(DI)(AX*1)
+
+scale:
+	EACH16(STEP_SCALE)
+	NEXT(scale)
+	VZEROUPPER
+	RET
+
 // func addScaleMul(y, x, w *float32, s float32, n int)
 TEXT FN_ADDSCALEMUL(SB), NOSPLIT, $0-40
 	MOVQ y+0(FP), DI

@@ -38,6 +38,7 @@
 #define FN_MAX ·maxAVX2
 #define FN_DOT ·dotAVX2
 #define FN_DOT3 ·dot3AVX2
+#define FN_SCALE ·scaleAVX2
 #define FN_SCALEMUL ·scaleMulAVX2
 #define FN_ADDSCALEMUL ·addScaleMulAVX2
 #define FN_SCALEMULADD ·scaleMulAddAVX2

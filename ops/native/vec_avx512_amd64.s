@@ -32,6 +32,7 @@
 #define FN_MAX ·maxAVX512
 #define FN_DOT ·dotAVX512
 #define FN_DOT3 ·dot3AVX512
+#define FN_SCALE ·scaleAVX512
 #define FN_SCALEMUL ·scaleMulAVX512
 #define FN_ADDSCALEMUL ·addScaleMulAVX512
 #define FN_SCALEMULADD ·scaleMulAddAVX512

@@ -81,6 +81,9 @@ func TestVectorPiecesEqualThePortableForm(t *testing.T) {
 			y := fresh()
 			copy(y, c)
 			addScaleMul(y, a, b, 0.7)
+			y = fresh()
+			copy(y, c)
+			scale(y, 0.7)
 			for _, y := range out {
 				requireGuard(t, y)
 			}
