@@ -13,6 +13,7 @@
 // (BN 128), 20 KB of results, steps and bias, and barriers. sm_90a only; empty elsewhere.
 // Design read: DeepGEMM (promotion of partial sums), CUTLASS's cooperative warp-specialised kernel.
 #include "fp8.cuh"
+#include "tiles.cuh"
 #include "wgmma_fp8.cuh"
 
 namespace {
@@ -29,8 +30,9 @@ template <int N> struct Bytes {
 template <class A, class B, int BN, int STAGES, int CLUSTER, bool DUAL, bool BLOCK>
 __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap& wmap, const Params& p) {
 #ifdef SEAFAN_HOPPER
-  constexpr int BM = 128, BK = 128, XB = BM * BK, WB = BN * BK, STAGE = XB + WB, GROUP = 16, PARTS = BN / 128;
-  constexpr int OUT = DUAL ? BN / 2 : BN;
+  constexpr int BK = 128, PARTS = BN / 128;
+  typedef Tiles<BN, BK, CLUSTER, DUAL> Tile;
+  constexpr int X = Tile::X, STAGE = Tile::STAGE, OUT = Tile::OUT;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
   __shared__ __align__(16) float columns_of[4 * BN];
@@ -40,22 +42,12 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   if (threadIdx.x == 0) {
     prefetch_map(&xmap);
     prefetch_map(&wmap);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + i, 1);
-      barrier_init(empty + i, 2 * CLUSTER);
-    }
-    barrier_init_fence();
+    ring_init(full, empty, CLUSTER);
   }
   if (CLUSTER > 1) cluster_sync(); else __syncthreads();
   grid_wait();
-  const int row_tiles = (p.m + BM * CLUSTER - 1) / (BM * CLUSTER), columns = (p.n + OUT - 1) / OUT, tiles = row_tiles * columns;
-  const int steps = (p.k + BK - 1) / BK;
-  constexpr int GROUPED = GROUP / CLUSTER;
-  auto place = [&](int tile, int& row, int& column) {
-    const int per = GROUPED * columns, first = tile / per * GROUPED, size = min(GROUPED, row_tiles - first);
-    row = ((first + tile % per % size) * CLUSTER + rank) * BM;
-    column = tile % per / size * OUT;
-  };
+  const Tile tiles(p.m, p.n, rank);
+  const int count = tiles.count(), steps = (p.k + BK - 1) / BK;
   const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
   if (group == 0) {
     registers_give<40>();
@@ -64,23 +56,13 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       auto next = [&]() {
         if (++slot == STAGES) slot = 0, parity ^= 1;
       };
-      for (int tile = worker; tile < tiles; tile += workers) {
+      for (int tile = worker; tile < count; tile += workers) {
         int row, column;
-        place(tile, row, column);
+        tiles.place(tile, row, column);
         for (int s = 0; s < steps; s++, next()) {
           barrier_wait(empty + slot, parity);
           unsigned char* a = ring + slot * STAGE;
-          unsigned char* b = a + XB;
-          barrier_expect(full + slot, STAGE);
-          copy_tensor2(a, &xmap, full + slot, s * BK, row);
-          // The tile's w rows as two halves; with DUAL the second half lies n rows further on.
-          const int half0 = column, half1 = DUAL ? p.n + column : column + BN / 2;
-          if (CLUSTER > 1) {
-            copy_tensor2_multicast(b + rank * (WB / 2), &wmap, full + slot, s * BK, rank ? half1 : half0, 3);
-          } else {
-            copy_tensor2(b, &wmap, full + slot, s * BK, half0);
-            copy_tensor2(b + WB / 2, &wmap, full + slot, s * BK, half1);
-          }
+          tiles.load(a, a + X, full + slot, xmap, wmap, s, row, column);
         }
       }
       // The last stages must be consumed before a block of the cluster may go: its partner still writes to it.
@@ -91,9 +73,9 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int slot = 0, parity = 0;
     float amax = 0.f;
-    for (int tile = worker; tile < tiles; tile += workers) {
+    for (int tile = worker; tile < count; tile += workers) {
       int row, column;
-      place(tile, row, column);
+      tiles.place(tile, row, column);
       const int r0 = row + wg * 64 + warp * 16 + g;
       float d[PARTS][64];
 #pragma unroll
@@ -131,7 +113,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           if (wk0) fw[0] = wk0[s], fw[1] = wk0[wk_next + s];
         }
         barrier_wait(full + slot, parity);
-        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (XB / 2), b = shared_address(ring + slot * STAGE) + XB;
+        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (X / 2), b = shared_address(ring + slot * STAGE) + X;
 #pragma unroll
         for (int h = 0; h < PARTS; h++) {
           float part[64];

@@ -11,7 +11,7 @@
 // Shared memory: 4 stages of 48 KB (BN 256) or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
 #include "epilogue.cuh"
-#include "hopper.cuh"
+#include "tiles.cuh"
 
 namespace {
 struct Params {
@@ -34,8 +34,9 @@ template <class T> __device__ __forceinline__ float2 unpack2(uint32_t w) {
 template <class T, int BN, int STAGES, int CLUSTER, bool DUAL>
 __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap& wmap, const Params& p) {
 #ifdef SEAFAN_HOPPER
-  constexpr int BM = 128, BK = 64, A = BM * BK * 2, B = BN * BK * 2, STAGE = A + B, GROUP = 16;
-  constexpr int OUT = DUAL ? BN / 2 : BN;
+  constexpr int BK = 64;
+  typedef Tiles<BN, BK, CLUSTER, DUAL> Tile;
+  constexpr int X = Tile::X, STAGE = Tile::STAGE, OUT = Tile::OUT;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
@@ -44,45 +45,25 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   if (threadIdx.x == 0) {
     prefetch_map(&xmap);
     prefetch_map(&wmap);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + i, 1);
-      barrier_init(empty + i, 2 * CLUSTER);
-    }
-    barrier_init_fence();
+    ring_init(full, empty, CLUSTER);
   }
   if (CLUSTER > 1) cluster_sync(); else __syncthreads();
   grid_wait();
-  const int row_tiles = (p.m + BM * CLUSTER - 1) / (BM * CLUSTER), columns = (p.n + OUT - 1) / OUT, tiles = row_tiles * columns;
-  const int steps = (p.k + BK - 1) / BK;
-  constexpr int GROUPED = GROUP / CLUSTER;
-  auto place = [&](int tile, int& row, int& column) {
-    const int per = GROUPED * columns, first = tile / per * GROUPED, size = min(GROUPED, row_tiles - first);
-    row = ((first + tile % per % size) * CLUSTER + rank) * BM;
-    column = tile % per / size * OUT;
-  };
+  const Tile tiles(p.m, p.n, rank);
+  const int count = tiles.count(), steps = (p.k + BK - 1) / BK;
   const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
   if (group == 0) {
     registers_give<40>();
     if (threadIdx.x == 0) {
       int at = 0;
-      for (int tile = worker; tile < tiles; tile += workers) {
+      for (int tile = worker; tile < count; tile += workers) {
         int row, column;
-        place(tile, row, column);
+        tiles.place(tile, row, column);
         for (int s = 0; s < steps; s++, at++) {
           const int slot = at % STAGES;
           barrier_wait(empty + slot, (at / STAGES & 1) ^ 1);
           unsigned char* a = ring + slot * STAGE;
-          unsigned char* b = a + A;
-          barrier_expect(full + slot, STAGE);
-          copy_tensor2(a, &xmap, full + slot, s * BK, row);
-          // The tile's w rows as two halves; with DUAL the second half lies n rows further on.
-          const int half0 = column, half1 = DUAL ? p.n + column : column + BN / 2;
-          if (CLUSTER > 1) {
-            copy_tensor2_multicast(b + rank * (B / 2), &wmap, full + slot, s * BK, rank ? half1 : half0, 3);
-          } else {
-            copy_tensor2(b, &wmap, full + slot, s * BK, half0);
-            copy_tensor2(b + B / 2, &wmap, full + slot, s * BK, half1);
-          }
+          tiles.load(a, a + X, full + slot, xmap, wmap, s, row, column);
         }
       }
       // The last stages must be consumed before a block of the cluster may go: its partner still writes to it.
@@ -95,15 +76,15 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     const bool packed = !p.f32_out && p.n % 8 == 0 && p.y_stride % 8 == 0 && (uint64_t)p.y % 16 == 0 && (uint64_t)p.bias % 4 == 0 &&
                         p.residual_stride % 8 == 0 && (uint64_t)p.residual % 16 == 0;
     int at = 0;
-    for (int tile = worker; tile < tiles; tile += workers) {
+    for (int tile = worker; tile < count; tile += workers) {
       int row, column;
-      place(tile, row, column);
+      tiles.place(tile, row, column);
       float d[BN / 2];
       int last = -1;
       for (int s = 0; s < steps; s++, at++) {
         const int slot = at % STAGES;
         barrier_wait(full + slot, at / STAGES & 1);
-        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (A / 2), b = shared_address(ring + slot * STAGE) + A;
+        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (X / 2), b = shared_address(ring + slot * STAGE) + X;
         wgmma_pin(d);
         wgmma_fence();
 #pragma unroll

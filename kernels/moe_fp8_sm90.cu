@@ -27,60 +27,31 @@ struct Params {
 template <class T, bool DUAL>
 __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorMap& wmap, const CUtensorMap& upmap, const Params& p) {
 #ifdef SEAFAN_HOPPER
-  constexpr int BM = 128, BN = 256, BK = 128, STAGES = 4, A = BM * BK, B = BN * BK, STAGE = A + B, OUT = DUAL ? BN / 2 : BN;
+  typedef SortedRows<DUAL> Rows;
+  constexpr int BK = 128, STAGES = 4, A = Rows::A, B = Rows::B, STAGE = Rows::STAGE, OUT = Rows::OUT;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
-  __shared__ SortedRows<OUT> sorted;
+  __shared__ Rows sorted;
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int group = threadIdx.x / 128, rank = cluster_rank();
   if (threadIdx.x == 0) {
     prefetch_map(&xmap);
     prefetch_map(&wmap);
     if (DUAL) prefetch_map(&upmap);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + i, 1);
-      barrier_init(empty + i, 4);
-    }
-    barrier_init_fence();
+    ring_init(full, empty, 2);
   }
   grid_wait();
   const int columns = (p.n + OUT - 1) / OUT, steps = p.k / BK;
   const int total = sorted.list(p.offsets, p.experts, columns);
   cluster_sync();
   const int worker = blockIdx.x / 2, workers = gridDim.x / 2;
-  int at = 0;
   if (group == 0) {
     registers_give<40>();
-    if (threadIdx.x == 0) {
-      for (int i = worker; i < total; i += workers) {
-        int expert, row, end, column;
-        bool odd;
-        sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
-        const int w0 = expert * p.n + column, w1 = DUAL ? w0 : w0 + BN / 2;
-        const CUtensorMap* second = DUAL ? &upmap : &wmap;
-        for (int s = 0; s < steps; s++, at++) {
-          const int slot = at % STAGES;
-          barrier_wait(empty + slot, (at / STAGES & 1) ^ 1);
-          unsigned char* a = ring + slot * STAGE;
-          unsigned char* b = a + A;
-          barrier_expect(full + slot, STAGE);
-          if (odd) {
-            copy_tensor2_multicast(a + rank * (A / 2), &xmap, full + slot, s * BK, row + rank * 64, 3);
-            copy_tensor2(b, &wmap, full + slot, s * BK, w0);
-            copy_tensor2(b + B / 2, second, full + slot, s * BK, w1);
-          } else {
-            copy_tensor2(a, &xmap, full + slot, s * BK, row);
-            copy_tensor2(a + A / 2, &xmap, full + slot, s * BK, row + 64);
-            copy_tensor2_multicast(b + rank * (B / 2), rank ? second : &wmap, full + slot, s * BK, rank ? w1 : w0, 3);
-          }
-        }
-      }
-      // The last stages must be consumed before a block of the cluster may go: its partner still writes to it.
-      for (int i = 0; i < STAGES; i++, at++) barrier_wait(empty + at % STAGES, (at / STAGES & 1) ^ 1);
-    }
+    if (threadIdx.x == 0) sorted.template produce<BK>(ring, full, empty, xmap, wmap, DUAL ? upmap : wmap, p.n, p.experts, total, steps);
   } else {
     registers_take<232>();
     const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int at = 0;
     auto release = [&]() {
       if (threadIdx.x % 128 < 2) barrier_arrive_remote(empty + at % STAGES, threadIdx.x % 128);
     };
