@@ -68,14 +68,8 @@ template <class T, int KP> struct Pipe {
   }
 };
 
-// Two warps meet: `half` of the block, point 0 or 1. The first only tells that it was there.
-__device__ __forceinline__ void meet(int half, int point, bool tell) {
-  const int id = 1 + half * 2 + point;
-  if (tell)
-    asm volatile("bar.arrive %0, 64;" ::"r"(id) : "memory");
-  else
-    asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
-}
+// Two warps meet: `half` of the block, point 0 or 1. Both wait: racecheck does not follow a warp that only arrives (bar.arrive).
+__device__ __forceinline__ void meet(int half, int point) { asm volatile("bar.sync %0, 64;" ::"r"(1 + half * 2 + point) : "memory"); }
 
 // Sixteen rows and columns of accumulators as the first operand of a product.
 template <class T> __device__ __forceinline__ uint4 rounded(const float (&x)[4], const float (&y)[4]) {
@@ -108,7 +102,7 @@ template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP
   float vn[C / 8][4];
 #pragma unroll
   for (int kk = 0; kk < KP / 16; kk++) hand[kk * 32 + lane] = rounded<T>(s[2 * kk], s[2 * kk + 1]);
-  meet(half, 0, true);
+  meet(half, 0);
 #pragma unroll
   for (int n = 0; n < C / 16; n++) { // U', tokens 16 n.. by this warp's columns
     uint32_t u[4];
@@ -136,7 +130,7 @@ template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP
   uint4 v[C / 16];
 #pragma unroll
   for (int j = 0; j < C / 16; j++) hand[(KP / 16 + j) * 32 + lane] = v[j] = rounded<T>(vn[2 * j], vn[2 * j + 1]);
-  meet(half, 1, true);
+  meet(half, 1);
   constexpr int PARTS = KP / 64;
 #pragma unroll
   for (int n = 0; n < 4; n++) x.across(b[0][n], Item<KP>::K, PACKS, 0, n);
@@ -167,7 +161,7 @@ __device__ __forceinline__ void outputs(T* out, const char* item, const uint4* h
   uint32_t b[2][4][4];
 #pragma unroll
   for (int n = 0; n < 4; n++) x.rows(b[0][n], Item<KP>::Q, PACKS, n, 0);
-  meet(half, 0, false);
+  meet(half, 0);
 #pragma unroll
   for (int kk = 0; kk < KP / 16; kk++) {
     const uint4 a = hand[kk * 32 + lane];
@@ -177,7 +171,7 @@ __device__ __forceinline__ void outputs(T* out, const char* item, const uint4* h
 #pragma unroll
     for (int n = 0; n < 4; n++) multiply<T>(o[2 * n], o[2 * n + 1], a, b[kk & 1][n]);
   }
-  meet(half, 1, false);
+  meet(half, 1);
 #pragma unroll
   for (int j = 0; j < C / 16; j++) {
     const uint4 a = hand[(KP / 16 + j) * 32 + lane];
