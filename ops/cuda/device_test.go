@@ -112,6 +112,9 @@ func e4m3Code(v float64) byte {
 	if math.Signbit(v) {
 		sign, v = 0x80, -v
 	}
+	if v != v {
+		return sign | 0x7f
+	}
 	_, e := math.Frexp(v)
 	if e = max(e, -5); v < math.Ldexp(1, -6) {
 		return sign | byte(math.RoundToEven(math.Ldexp(v, 9)))

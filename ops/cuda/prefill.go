@@ -63,11 +63,11 @@ func (a AttentionPrefill) TileRows(gpu Target) int {
 }
 
 func (a AttentionPrefill) hopper(gpu Target) bool {
-	if !gpu.Hopper() || !a.Mask.IsNil() || !a.KSteps.IsNil() || a.D != 64 && a.D != 128 && a.D != 256 {
+	if !gpu.Hopper() || !a.Mask.IsNil() || a.D != 64 && a.D != 128 && a.D != 256 {
 		return false
 	}
 	if a.Ragged != nil {
-		return a.Ragged.PageSize >= 8
+		return !a.KSteps.IsNil() || a.Ragged.PageSize >= 8
 	}
 	return a.Lk > 0
 }
@@ -128,18 +128,24 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		{"window", int32(a.Window)}, {"causal", bit(a.Causal)}, {"scale", a.Scale}, {"softcap", a.Softcap}}
 	table := []Arg{{"qo_indptr", r.QoIndptr}, {"tile_batch", r.TileBatch}, {"tile_index", r.TileIndex}, {"page_indptr", r.Indptr}, {"page_indices", r.Indices}, {"last_page_len", r.LastPageLen}}
 	if a.hopper(q.Target()) {
-		keys := 128
+		keys, raw := 128, 4 // tiles of codes on their way
 		if a.D == 256 {
-			keys = 64
+			keys, raw = 64, 2
 		}
 		qm, km, vm := a.maps(keys)
+		shared := (128+4*keys)*2*a.D + 1024
 		grid := [3]int{a.Hq, ceilDiv(a.Lq, 128), a.B}
 		if a.Ragged != nil {
 			grid = [3]int{a.Hq, r.Tiles, 1}
 		}
-		args := append([]Arg{{"q", qm}, {"k", km}, {"v", vm}, {"out", a.Out}, {"lse", a.LSE}}, table...)
+		args := []Arg{{"q", qm}, {"k", km}, {"v", vm}}
+		if codes {
+			kind, shared = "paged_e4m3", shared+raw*keys*a.D
+			args = []Arg{{"q", qm}, {"k", a.K}, {"v", a.V}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}}
+		}
+		args = append(append(args, Arg{"out", a.Out}, Arg{"lse", a.LSE}), table...)
 		args = append(append(append(args, Arg{"sinks", a.Sinks}), heads...), tail...)
-		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: grid, Block: 384, Shared: (128+4*keys)*2*a.D + 1024, Overlap: overlap, Args: args})
+		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: grid, Block: 384, Shared: shared, Overlap: overlap, Args: args})
 	}
 	args := append([]Arg{{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}}, table...)
 	args = append(args, []Arg{{"mask", a.Mask}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"q_request_stride", a.QRequestStride}, {"q_token_stride", a.QTokenStride},

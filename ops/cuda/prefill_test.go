@@ -167,21 +167,29 @@ func TestDeviceAttentionRagged(t *testing.T) {
 			causal    bool
 			window    int
 			codes     bool
+			softcap   float64
+			sinks     bool
+			spread    int  // q has heads that differ by powers of two up to this one, in bf16 of magnitudes that f16 lacks
+			flip      bool // the first head's step of k is negative
 		}{
-			{[]int{70, 10, 130}, []int{70, 10, 130}, 4, 2, 128, 16, true, -1, false},
-			{[]int{1, 0, 257, 5}, []int{100, 0, 600, 5}, 4, 1, 64, 8, true, -1, false},
-			{[]int{40, 33}, []int{200, 90}, 2, 2, 128, 1, true, -1, false},
-			{[]int{40, 33}, []int{200, 90}, 2, 1, 256, 32, false, -1, false},
-			{[]int{150, 33}, []int{400, 90}, 2, 1, 128, 256, true, 50, false},
-			{[]int{20, 200}, []int{20, 333}, 2, 1, 96, 64, true, -1, false},
-			{[]int{300}, []int{300}, 2, 1, 256, 128, true, -1, false},
-			{[]int{20, 200}, []int{20, 333}, 2, 1, 112, 4, true, -1, false},
-			{[]int{70, 10, 130}, []int{70, 10, 130}, 4, 2, 128, 16, true, -1, true},
-			{[]int{1, 0, 257, 5}, []int{100, 0, 600, 5}, 4, 1, 64, 1, true, -1, true},
-			{[]int{40, 150}, []int{200, 190}, 2, 2, 256, 32, false, 60, true},
-			{[]int{40, 33}, []int{200, 90}, 4, 2, 80, 256, true, -1, true},
-			{[]int{150}, []int{150}, 3, 1, 192, 16, true, -1, true},
-			{[]int{90}, []int{150}, 8, 1, 32, 8, true, -1, true},
+			{q: []int{70, 10, 130}, kv: []int{70, 10, 130}, hq: 4, hk: 2, d: 128, page: 16, causal: true, window: -1},
+			{q: []int{1, 0, 257, 5}, kv: []int{100, 0, 600, 5}, hq: 4, hk: 1, d: 64, page: 8, causal: true, window: -1},
+			{q: []int{40, 33}, kv: []int{200, 90}, hq: 2, hk: 2, d: 128, page: 1, causal: true, window: -1},
+			{q: []int{40, 33}, kv: []int{200, 90}, hq: 2, hk: 1, d: 256, page: 32, window: -1},
+			{q: []int{150, 33}, kv: []int{400, 90}, hq: 2, hk: 1, d: 128, page: 256, causal: true, window: 50},
+			{q: []int{20, 200}, kv: []int{20, 333}, hq: 2, hk: 1, d: 96, page: 64, causal: true, window: -1},
+			{q: []int{300}, kv: []int{300}, hq: 2, hk: 1, d: 256, page: 128, causal: true, window: -1},
+			{q: []int{20, 200}, kv: []int{20, 333}, hq: 2, hk: 1, d: 112, page: 4, causal: true, window: -1},
+			{q: []int{70, 10, 130}, kv: []int{70, 10, 130}, hq: 4, hk: 2, d: 128, page: 16, causal: true, window: -1, codes: true},
+			{q: []int{1, 0, 257, 5}, kv: []int{100, 0, 600, 5}, hq: 4, hk: 1, d: 64, page: 1, causal: true, window: -1, codes: true},
+			{q: []int{40, 150}, kv: []int{200, 190}, hq: 2, hk: 2, d: 256, page: 32, window: 60, codes: true},
+			{q: []int{40, 33}, kv: []int{200, 90}, hq: 4, hk: 2, d: 80, page: 256, causal: true, window: -1, codes: true},
+			{q: []int{150}, kv: []int{150}, hq: 3, hk: 1, d: 192, page: 16, causal: true, window: -1, codes: true},
+			{q: []int{200, 1, 140}, kv: []int{300, 77, 140}, hq: 8, hk: 2, d: 128, page: 1, causal: true, window: 90, codes: true, softcap: 8, sinks: true},
+			{q: []int{130, 260}, kv: []int{130, 700}, hq: 4, hk: 2, d: 64, page: 64, causal: true, window: -1, codes: true, sinks: true, spread: 40},
+			{q: []int{129, 40}, kv: []int{400, 40}, hq: 4, hk: 4, d: 128, page: 64, window: -1, codes: true, spread: 12, flip: true},
+			{q: []int{70, 180}, kv: []int{333, 180}, hq: 2, hk: 1, d: 256, page: 16, causal: true, window: -1, codes: true, softcap: 20, flip: true},
+			{q: []int{90}, kv: []int{150}, hq: 8, hk: 1, d: 32, page: 8, causal: true, window: -1, codes: true},
 		} {
 			for _, portable := range []bool{false, true} {
 				each(t, 13, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) {
@@ -203,17 +211,38 @@ func TestDeviceAttentionRagged(t *testing.T) {
 							copy(v[p.slot(i, j, c.page)*width:], normal(r, dt, width, 1))
 						}
 					}
+					if c.causal { // what the last query alone sees
+						v[p.slot(0, c.kv[0]-1, c.page)*width+3] = math.NaN()
+					}
 					q := normal(r, dt, T*c.hq*c.d, 1)
-					a := AttentionPrefill{Type: dt, Hq: c.hq, Hk: c.hk, D: c.d, Out: b.out(dt, len(q)), LSE: b.out(F32, c.hq*T), Q: b.put(dt, q), Causal: c.causal, Window: c.window,
+					scale := 1 / math.Sqrt(float64(c.d))
+					if c.spread > 0 {
+						lift := 0
+						if dt == BF16 {
+							lift = 100
+						}
+						for i := range q {
+							q[i] = math.Ldexp(q[i], lift-i/c.d*7%(c.spread+1))
+						}
+						q, scale = decode(dt, encode(dt, q)), math.Ldexp(scale, -lift)
+					}
+					a := AttentionPrefill{Type: dt, Hq: c.hq, Hk: c.hk, D: c.d, Out: b.out(dt, len(q)), LSE: b.out(F32, c.hq*T), Q: b.put(dt, q), Causal: c.causal, Window: c.window, Softcap: float32(c.softcap), Scale: float32(scale),
 						Ragged: &Ragged{Pages: Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(append(p.indices, 0)...), LastPageLen: b.ints(p.last...)}, Tokens: T, PoolTokens: p.pages * c.page}}
 					if c.codes {
 						kSteps, vSteps := make([]float64, c.hk), make([]float64, c.hk)
 						for i := range c.hk {
 							kSteps[i], vSteps[i] = float64(float32(0.02*float64(i+1))), float64(float32(0.05/float64(i+1)))
 						}
+						if c.flip {
+							kSteps[0] = -kSteps[0]
+						}
 						a.K, a.V, a.KSteps, a.VSteps = b.putCodes(k, c.d, kSteps), b.putCodes(v, c.d, vSteps), b.put(F32, kSteps), b.put(F32, vSteps)
 					} else {
 						a.K, a.V = b.put(dt, k), b.put(dt, v)
+					}
+					sinks := normal(r, F32, c.hq, 1)
+					if c.sinks {
+						a.Sinks = b.put(F32, sinks)
 					}
 					gpu := b.d.Target()
 					gpu.Portable = gpu.Portable || portable
@@ -221,9 +250,8 @@ func TestDeviceAttentionRagged(t *testing.T) {
 					require.NoError(t, err)
 					a.Ragged.QoIndptr, a.Ragged.TileBatch, a.Ragged.TileIndex, a.Ragged.Tiles = b.ints(wide(indptr)...), b.ints(append(wide(batch), -1)...), b.ints(append(wide(index), 0)...), len(batch)+1
 					b.runOn(portable, a)
-					var want, wantLSE []float64
 					got, gotLSE := b.get(dt, a.Out, len(q)), b.get(F32, a.LSE, c.hq*T)
-					var haveLSE []float64
+					var want, have, wantLSE, haveLSE []float64
 					for bb, n := range c.q {
 						for i := range n {
 							for h := range c.hq {
@@ -231,14 +259,23 @@ func TestDeviceAttentionRagged(t *testing.T) {
 									return func(j int) []float64 { return x[p.slot(bb, j, c.page)*width+h/(c.hq/c.hk)*c.d:][:c.d] }
 								}
 								at, tok := i+c.kv[bb]-n, int(indptr[bb])+i
+								var sink *float64
+								if c.sinks {
+									sink = &sinks[h]
+								}
 								o, l := oracle(q[(tok*c.hq+h)*c.d:][:c.d], row(k), row(v), c.kv[bb], c.d, func(j int) bool {
 									return (!c.causal || j <= at) && (c.window < 0 || j >= at-c.window)
-								}, 1/math.Sqrt(float64(c.d)), 0, nil)
-								want, wantLSE, haveLSE = append(want, o...), append(wantLSE, l), append(haveLSE, gotLSE[h*T+tok])
+								}, scale, c.softcap, sink)
+								out := got[(tok*c.hq+h)*c.d:][:c.d]
+								if o[3] != o[3] {
+									require.True(t, math.IsNaN(out[3]), "token %d sees a NaN and has %g", tok, out[3])
+									continue
+								}
+								want, have, wantLSE, haveLSE = append(want, o...), append(have, out...), append(wantLSE, l), append(haveLSE, gotLSE[h*T+tok])
 							}
 						}
 					}
-					near(t, dt, 2, want, got)
+					near(t, dt, 2, want, have)
 					near(t, F32, 60, wantLSE, haveLSE)
 				})
 			}
@@ -280,7 +317,7 @@ func TestDeviceSpeedPrefill(t *testing.T) {
 		q, kv []int
 		page  int
 		pool  DType
-	}{{same(4, 2048), same(4, 2048), 16, BF16}, {same(8, 256), same(8, 8448), 16, BF16}, {same(4, 2048), same(4, 2048), 16, E4M3}} {
+	}{{same(4, 2048), same(4, 2048), 16, BF16}, {same(8, 256), same(8, 8448), 16, BF16}, {same(4, 2048), same(4, 2048), 16, E4M3}, {same(4, 2048), same(4, 2048), 1, E4M3}, {same(8, 256), same(8, 8448), 16, E4M3}} {
 		const hq, hk, d = 32, 8, 128
 		p := shuffledPages(r, c.kv, c.page)
 		indptr := []int32{0}
