@@ -1,7 +1,8 @@
 // Codes of bf16, f16 and f32 matrices in E4M3 or E5M2, row-major, transposed or both, from one read; and largest magnitudes.
 //
-// fp8_flat: one step for all. Blocks of 256 threads walk runs of packs of 8 elements, four of a thread on their way at a time. The
-// last block to finish writes amax, the number of NaN and the step that amax gives, and clears the flags again.
+// fp8_flat: one step for all. As many threads as a multiprocessor holds walk packs of 8 elements, one each at a time. The last block
+// to finish writes amax, the number of NaN and the step that amax gives, and clears the flags again.
+// fp8_vectors: steps of 1x128 of packed rows. A block of 256 threads owns 512 packs; 16 threads share a step.
 // fp8_rows: a step for each row from its own largest magnitude. A block owns a row and keeps two packs a thread from one
 // pass to the next; the rest of a longer row is read again.
 // fp8_tile: every other way. A block of 512 threads owns 128 rows by 128 columns in registers, 8 columns of 4 rows a thread;
@@ -45,56 +46,30 @@ __device__ __forceinline__ void block_meet(float& amax, int& nan, bool counted, 
 }  // namespace
 
 template <class T, bool E5M2> __device__ __forceinline__ void flat(const Params& p) {
-  __shared__ float scratch[16];
+  __shared__ float scratch[64];
   grid_wait();
   const T* x = (const T*)p.x;
-  const long n = p.rows * p.cols, whole = p.aligned ? n / PACK : 0, packs = (n + PACK - 1) / PACK, stride = (long)gridDim.x * 256;
+  const long n = p.rows * p.cols, packs = (n + PACK - 1) / PACK, whole = p.aligned ? n / PACK : 0;
   const Coder<T, E5M2> coder(p.codes ? *p.steps : 1.f);
   const float limit = p.codes ? coder.limit : __uint_as_float(0x7f800000);
   float amax = 0.f;
   int nan = 0;
-  constexpr int DEEP = sizeof(T) == 4 ? 2 : 4;
-  // Packs that are not ordinary, or lie across the end.
-  auto any = [&](long i, long step, long last) {
-    for (; i < last; i += step) {
-      meet_any(x, i * PACK, n, amax, nan);
-      if (p.codes) store8(p.codes, i * PACK, n, true, encode_any<T, E5M2>(x, i * PACK, n, coder.step));
+  for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < packs; i += (long)gridDim.x * blockDim.x) {
+    if (i < whole) {
+      const Eight<T> e = load8(x + i * PACK, PACK, true);
+      Largest<T> largest;
+      largest.meet(e);
+      if (p.codes) store8(p.codes, i * PACK, n, true, coder.encode(e));
+      const float v = largest.value();
+      if (v < limit) {
+        amax = fmaxf(amax, v);
+        continue;
+      }
     }
-  };
-  // A block takes DEEP * 256 packs in a row at a time, where there are as many for each; the rest one by one.
-  constexpr int CHUNK = DEEP * 256;
-  const long chunks = whole / CHUNK < gridDim.x ? 0 : whole / CHUNK;
-  long i;
-  for (long c = blockIdx.x; c < chunks; c += gridDim.x) {
-    i = c * CHUNK + threadIdx.x;
-    Eight<T> e[DEEP];
-#pragma unroll
-    for (int k = 0; k < DEEP; k++) e[k] = stream8(x + (i + k * 256) * PACK);
-    Largest<T> largest;
-#pragma unroll
-    for (int k = 0; k < DEEP; k++) largest.meet(e[k]);
-    if (p.codes) {
-#pragma unroll
-      for (int k = 0; k < DEEP; k++) *(uint2*)(p.codes + (i + k * 256) * PACK) = coder.encode(e[k]);
-    }
-    const float v = largest.value();
-    if (v < limit) amax = fmaxf(amax, v);
-    else any(i, 256, i + CHUNK);
+    // Not ordinary, or across the end.
+    meet_any(x, i * PACK, n, amax, nan);
+    if (p.codes) store8(p.codes, i * PACK, n, true, encode_any<T, E5M2>(x, i * PACK, n, coder.step));
   }
-  i = chunks * CHUNK + (long)blockIdx.x * 256 + threadIdx.x;
-  for (; i < whole; i += stride) {
-    const Eight<T> e = stream8(x + i * PACK);
-    Largest<T> largest;
-    largest.meet(e);
-    const float v = largest.value();
-    if (v < limit) {
-      amax = fmaxf(amax, v);
-      if (p.codes) *(uint2*)(p.codes + i * PACK) = coder.encode(e);
-    } else {
-      any(i, 1, i + 1);
-    }
-  }
-  any(i, stride, packs);
   if (!p.amax && !p.made && !p.nan) return;
   block_meet(amax, nan, true, scratch);
   if (threadIdx.x == 0) {
@@ -113,6 +88,40 @@ template <class T, bool E5M2> __device__ __forceinline__ void flat(const Params&
   }
 }
 
+// Packed rows of a multiple of 128: 16 threads hold a block.
+template <class T, bool E5M2> __device__ __forceinline__ void vectors(const Params& p) {
+  constexpr int DEEP = 2;
+  const T* x = (const T*)p.x;
+  const long n = p.rows * p.cols, first = (long)blockIdx.x * (DEEP * 256) + threadIdx.x;
+  grid_wait();
+  Eight<T> e[DEEP];
+#pragma unroll
+  for (int k = 0; k < DEEP; k++) e[k] = load8(x + (first + k * 256) * PACK, (first + k * 256) * PACK < n ? PACK : 0, true);
+#pragma unroll
+  for (int k = 0; k < DEEP; k++) {
+    const long i = (first + k * 256) * PACK, b = i / 128;
+    Largest<T> largest;
+    largest.meet(e[k]);
+    const float mine = largest.value();
+    float amax = mine;
+    int nan = 0;
+    if (mine != mine) {
+      amax = 0.f;
+      meet_any(x, i, n, amax, nan);
+      if (p.nan) atomicAdd(p.nan, nan);
+    }
+#pragma unroll
+    for (int o = 8; o; o >>= 1) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, o));
+    if (i >= n) continue;
+    const Coder<T, E5M2> coder(p.steps ? p.steps[b] : step_of<E5M2>(amax, p.margin));
+    if (threadIdx.x % 16 == 0) {
+      if (p.amax) p.amax[b] = amax;
+      if (p.made) p.made[b] = coder.step;
+    }
+    if (p.codes) store8(p.codes, i, n, true, coder.ordinary(mine) ? coder.encode(e[k]) : encode_any<T, E5M2>(x, i, n, coder.step));
+  }
+}
+
 template <class T, bool E5M2> __device__ __forceinline__ void by_rows(const Params& p) {
   __shared__ float scratch[64];
   constexpr int KEPT = 2;
@@ -122,13 +131,16 @@ template <class T, bool E5M2> __device__ __forceinline__ void by_rows(const Para
   const bool whole = p.aligned && cols % PACK == 0;
   grid_wait();
   Eight<T> kept[KEPT];
+  float mine = __uint_as_float(0x7fffffff);
+  if (whole) {
+    Largest<T> largest;
 #pragma unroll
-  for (int k = 0; k < KEPT; k++) kept[k] = load8(row + k * pass + at, cols - k * pass - at, whole);
-  Largest<T> largest;
+    for (int k = 0; k < KEPT; k++) kept[k] = load8(row + k * pass + at, cols - k * pass - at, true);
 #pragma unroll
-  for (int k = 0; k < KEPT; k++) largest.meet(kept[k]);
-  for (int c = KEPT * pass + at; c < cols; c += pass) largest.meet(load8(row + c, cols - c, whole));
-  const float mine = largest.value();
+    for (int k = 0; k < KEPT; k++) largest.meet(kept[k]);
+    for (int c = KEPT * pass + at; c < cols; c += pass) largest.meet(load8(row + c, PACK, true));
+    mine = largest.value();
+  }
   float amax = mine;
   int nan = 0;
   if (mine != mine) {
@@ -155,7 +167,7 @@ template <class T, bool E5M2> __device__ __forceinline__ void by_rows(const Para
     keep_packed(kept[k]);
     if (k * pass + at < cols) store8(codes, k * pass + at, cols, aligned, coder.encode(kept[k]));
   }
-  for (int c = KEPT * pass + at; c < cols; c += pass) store8(codes, c, cols, aligned, coder.encode(load8(row + c, cols - c, whole)));
+  for (int c = KEPT * pass + at; c < cols; c += pass) store8(codes, c, cols, aligned, coder.encode(load8(row + c, PACK, true)));
 }
 
 // The bytes of four words as the words of four bytes: r[i] byte j becomes r[j] byte i.
@@ -268,8 +280,9 @@ template <class T, bool E5M2> __device__ __forceinline__ void tile(const Params&
 }
 
 #define QUANTIZE(T, FORMAT, E5M2)                                                                                                                             \
-  extern "C" __global__ void __launch_bounds__(256, 4) fp8_flat_##T##_##FORMAT(const __grid_constant__ Params p) { flat<T, E5M2>(p); }     \
-  extern "C" __global__ void __launch_bounds__(1024, 1) fp8_rows_##T##_##FORMAT(const __grid_constant__ Params p) { by_rows<T, E5M2>(p); }  \
+  extern "C" __global__ void __launch_bounds__(512, 4) fp8_flat_##T##_##FORMAT(const __grid_constant__ Params p) { flat<T, E5M2>(p); }     \
+  extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 4 : 6) fp8_vectors_##T##_##FORMAT(const __grid_constant__ Params p) { vectors<T, E5M2>(p); }     \
+  extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 4 ? 1 : 2) fp8_rows_##T##_##FORMAT(const __grid_constant__ Params p) { by_rows<T, E5M2>(p); }  \
   extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 4 ? 1 : 2) fp8_tile_##T##_##FORMAT(const __grid_constant__ Params p) { tile<T, E5M2>(p); }
 #define QUANTIZES(T)       \
   QUANTIZE(T, e4m3, false) \

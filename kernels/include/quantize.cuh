@@ -32,23 +32,13 @@ __device__ __forceinline__ float wide(f16 x) {
   return (u & 0x7fff) > 0x7c00 ? __uint_as_float((u & 0x8000) << 16 | 0x7f800000 | (u & 0x3ff) << 13) : to_float(x);
 }
 
-// Read once and by nobody else: neither kept in L1 nor, longer than others, in L2.
-template <class T> __device__ __forceinline__ Eight<T> stream8(const T* p) {
-  Eight<T> e;
-#pragma unroll
-  for (int i = 0; i < (int)sizeof(T) / 2; i++) {
-    uint4& u = *reinterpret_cast<uint4*>(&e.p[i]);
-    asm volatile("{\n\t.reg .b64 q;\n\tcreatepolicy.fractional.L2::evict_first.b64 q, 1.0;\n\tld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], q;\n\t}"
-                 : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
-                 : "l"(p + i * Pack<T>::N));
-  }
-  return e;
-}
 // The first `left` of eight elements, zeros behind them. Whole: there are none or eight, aligned to 16 bytes.
 template <class T> __device__ __forceinline__ Eight<T> load8(const T* p, int left, bool whole) {
   Eight<T> e = {};
   if (whole) {
-    if (left > 0) e = stream8(p);
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(T) / 2; i++)
+      if (left > 0) e.p[i] = load16(p + i * Pack<T>::N);
     return e;
   }
   if constexpr (sizeof(T) == 2) {

@@ -250,8 +250,10 @@ func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
 			quantised := 0
 			for _, s := range p.steps {
 				for _, q := range s.queued {
-					if strings.HasPrefix(q.launch.Kernel, "fp8_rows") || strings.HasPrefix(q.launch.Kernel, "fp8_flat") || strings.HasPrefix(q.launch.Kernel, "fp8_tile") {
-						quantised++
+					for _, k := range []string{"fp8_flat", "fp8_rows", "fp8_vectors", "fp8_tile"} {
+						if strings.HasPrefix(q.launch.Kernel, k) {
+							quantised++
+						}
 					}
 				}
 			}

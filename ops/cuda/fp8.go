@@ -116,6 +116,10 @@ func (z Quantize) Launch(q Queue) error {
 		}
 		z.Codes, z.Dynamic, z.Amax, z.NaN = Pointer{}, false, Pointer{}, Pointer{}
 	}
+	cols := int64(z.Cols)
+	if z.Steps.vector() && z.Turned.IsNil() && cols%128 == 0 && z.XStride == cols && z.CodesStride == cols && z.X.Addr%16 == 0 {
+		return z.launch(q, "vectors", [3]int{ceilDiv(z.Rows*z.Cols, 8*2*256), 1, 1})
+	}
 	return z.tiles(q)
 }
 
@@ -147,15 +151,11 @@ func (z Quantize) flat(q Queue) error {
 	if (!z.Amax.IsNil() || !z.NaN.IsNil() || z.Dynamic) && z.Flags.IsNil() {
 		return fmt.Errorf("quantize: an amax of the tensor needs %d bytes of flags", QuantizeFlags)
 	}
-	// Up to four blocks a multiprocessor, all with as many runs of packs as each other.
-	packs, most, run := (int64(z.Rows)*int64(z.Cols)+7)/8, int64(4*q.Target().SMs), int64(4*256)
-	if z.Type == F32 {
-		run /= 2
-	}
-	blocks := min((packs+255)/256, most)
-	if runs := packs / run; runs >= most {
-		each := (runs + most - 1) / most
-		blocks = (runs + each - 1) / each
+	// As many threads as there are room for, all with as many packs of 8 as each other.
+	blocks, most := (int64(z.Rows)*int64(z.Cols)+8*512-1)/(8*512), int64(4*q.Target().SMs)
+	if blocks > most {
+		each := (blocks + most - 1) / most
+		blocks = (blocks + each - 1) / each
 	}
 	return z.launch(q, "flat", [3]int{int(blocks), 1, 1})
 }
@@ -192,7 +192,7 @@ func (z Quantize) launch(q Queue, kernel string, grid [3]int) error {
 	per, row, across := z.Steps.places(z.Cols)
 	block := 256
 	switch kernel {
-	case "tile":
+	case "tile", "flat":
 		block = 512
 	case "rows":
 		// Two packs a thread; up to 512 threads where several rows share a multiprocessor.

@@ -63,8 +63,11 @@ func stepsOf(amax []float32, f host.FP8, margin int) []float32 {
 func TestDeviceQuantizeHasTheBitsOfNative(t *testing.T) {
 	for _, dt := range allTypes {
 		for _, f := range []DType{E4M3, E5M2} {
-			for _, s := range [][2]int{{0, 5}, {1, 1}, {3, 129}, {130, 257}, {300, 104}, {128, 128}, {1, 20000}, {20000, 1}, {64, 4096}} {
+			for _, s := range [][2]int{{0, 5}, {1, 1}, {3, 129}, {130, 257}, {300, 104}, {128, 128}, {1, 20000}, {20000, 1}, {64, 4096}, {1100, 2056}} {
 				for _, steps := range allSteps {
+					if s[0]*s[1] > 1<<20 && !steps.tensor() { // what lets a thread of one step have several packs
+						continue
+					}
 					for _, dynamic := range []bool{true, false} {
 						each(t, 17, fmt.Sprintf("%v/%v/%v/%dx%d/%v", dt, f, s, steps.Rows, steps.Cols, dynamic), func(t *testing.T) { testQuantize(t, dt, f, s[0], s[1], steps, dynamic) })
 					}
