@@ -7,7 +7,7 @@
 #   stub        .toolchain/stub/libcuda.a, which finds the driver at run time
 #   symbols     list the driver symbols that the gpu build refers to (after a new driver call)
 #   env         print the cgo flags for builds by hand: eval "$(make -s -f cuda.mk env)"
-#   gpu         build and vet everything with -tags gpu
+#   gpu         build, vet and staticcheck everything with -tags gpu
 #   gpu-test    the tests of the gpu build; device tests skip without a device unless REQUIRE_CUDA=1
 #   sanitize    the device tests, in short form, under compute-sanitizer: memcheck, racecheck, initcheck, synccheck
 
@@ -60,7 +60,7 @@ env: headers stub
 	@printf 'export CGO_ENABLED=1\nexport CGO_CFLAGS="%s"\nexport CGO_LDFLAGS="%s"\n' '$(CUDA_CFLAGS)' '$(CUDA_LDFLAGS)'
 
 gpu: headers stub
-	cd $(CUDA_ROOT) && $(CUDA_ENV) go build -tags gpu ./... && $(CUDA_ENV) go vet -tags gpu ./...
+	cd $(CUDA_ROOT) && $(CUDA_ENV) go build -tags gpu ./... && $(CUDA_ENV) go vet -tags gpu ./... && $(CUDA_ENV) go tool staticcheck -tags gpu ./...
 
 gpu-test: headers stub
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu ./kernels/... ./ops/cuda/... ./models/backend ./examples/bench ./examples/generate ./examples/plan

@@ -278,21 +278,7 @@ func TestKimiStarts(t *testing.T) {
 // TestKimiPlanEqualsTapeMachine holds the two ways to run a training step of the
 // hybrid bit-equal.
 func TestKimiPlanEqualsTapeMachine(t *testing.T) {
-	b, outs, run, feeds := trainStep(t, tinyKimi(t).Config, 2, 19, 0.1, graph.Poison())
-	tape, err := b.Tape(outs...)
-	require.NoError(t, err)
-	for range 2 {
-		require.NoError(t, run.Do(context.Background(), feeds))
-		require.NoError(t, tape.Do(feeds))
-		for _, o := range outs {
-			x, err := run.Value(o)
-			require.NoError(t, err)
-			y, err := tape.Value(o)
-			require.NoError(t, err)
-			require.Equal(t, x.Bytes(), y.Bytes(), o.Name())
-		}
-	}
-	require.NoError(t, tape.Close())
+	planEqualsTape(t, tinyKimi(t).Config, 2, 19)
 }
 
 // TestBalanceExperts moves the biases by the choices of a batch until the load

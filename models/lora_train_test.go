@@ -17,8 +17,6 @@ import (
 // bits: the base keeps its bits, the checkpoint is a PEFT folder, and a resumed
 // run has the bits of one that was not stopped.
 func TestAdaptersAreTrained(t *testing.T) {
-	text := filepath.Join(t.TempDir(), "text.txt")
-	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("one fish, two fish. ", 50)), 0o666))
 	o := train.Defaults()
 	o.Steps, o.Batch, o.Context, o.Warmup, o.LR, o.SaveEvery = 6, 2, 16, 0, 1e-2, 3
 	run := func(dir string, steps int) *models.Adapted {
@@ -31,28 +29,7 @@ func TestAdaptersAreTrained(t *testing.T) {
 		n := len(bits)
 		ad, err := base.Adapt(models.LoRA{Rank: 2, Alpha: 4}, 1)
 		require.NoError(t, err)
-		tokens, err := train.Open(train.OpenOptions{}, text)
-		require.NoError(t, err)
-		defer tokens.Close()
-		data, err := train.NewWindows(tokens, 256, train.WindowOptions{Context: o.Context, Order: train.Epochs, Validation: 0.1})
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		tr, err := train.New(ad, data, o, train.Dir(dir), train.Each(func(m train.Metric) {
-			if m.Step == steps && steps < o.Steps {
-				cancel()
-			}
-		}))
-		require.NoError(t, err)
-		if _, err := train.Latest(dir); err == nil {
-			require.NoError(t, tr.Resume())
-		}
-		_, err = tr.Run(ctx)
-		if steps < o.Steps {
-			require.Error(t, err)
-		} else {
-			require.NoError(t, err)
-		}
+		trainUntil(t, ad, 256, o, dir, steps)
 		for i, p := range base.Params().All()[:n] {
 			require.Equal(t, bits[i], p.Tensor().Bytes(), p.Name)
 		}
@@ -79,31 +56,12 @@ func TestAdaptersAreTrained(t *testing.T) {
 // TestMixturesAreTrainedAndResumed: stacks of experts are saved one by one and
 // come back, the bias of the choice among them.
 func TestMixturesAreTrainedAndResumed(t *testing.T) {
-	text := filepath.Join(t.TempDir(), "text.txt")
-	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("one fish, two fish. ", 50)), 0o666))
 	o := train.Defaults()
 	o.Steps, o.Batch, o.Context, o.Warmup, o.LR, o.SaveEvery = 4, 2, 16, 0, 1e-3, 2
 	run := func(dir string, steps int) *models.Transformer {
 		m, _, err := models.Load("testdata/golden/deepseek_v3")
 		require.NoError(t, err)
-		tokens, err := train.Open(train.OpenOptions{}, text)
-		require.NoError(t, err)
-		defer tokens.Close()
-		data, err := train.NewWindows(tokens, m.Config.Vocab, train.WindowOptions{Context: o.Context, Order: train.Epochs, Validation: 0.1})
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		tr, err := train.New(m, data, o, train.Dir(dir), train.Each(func(m train.Metric) {
-			if m.Step == steps && steps < o.Steps {
-				cancel()
-			}
-		}))
-		require.NoError(t, err)
-		if _, err := train.Latest(dir); err == nil {
-			require.NoError(t, tr.Resume())
-		}
-		_, err = tr.Run(ctx)
-		require.Equal(t, steps < o.Steps, err != nil)
+		trainUntil(t, m, m.Config.Vocab, o, dir, steps)
 		return m
 	}
 	want := run(filepath.Join(t.TempDir(), "whole"), o.Steps)
@@ -113,4 +71,28 @@ func TestMixturesAreTrainedAndResumed(t *testing.T) {
 	for i, p := range want.Params().All() {
 		require.Equal(t, p.Tensor().Bytes(), got.Params().All()[i].Tensor().Bytes(), p.Name)
 	}
+}
+
+// trainUntil trains a model in a folder from its newest checkpoint, if there is one, to a step.
+func trainUntil(t *testing.T, m train.Model, vocab int, o train.Options, dir string, step int) {
+	text := filepath.Join(t.TempDir(), "text.txt")
+	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("one fish, two fish. ", 50)), 0o666))
+	tokens, err := train.Open(train.OpenOptions{}, text)
+	require.NoError(t, err)
+	defer tokens.Close()
+	data, err := train.NewWindows(tokens, vocab, train.WindowOptions{Context: o.Context, Order: train.Epochs, Validation: 0.1})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	tr, err := train.New(m, data, o, train.Dir(dir), train.Each(func(m train.Metric) {
+		if m.Step == step && step < o.Steps {
+			cancel()
+		}
+	}))
+	require.NoError(t, err)
+	if _, err := train.Latest(dir); err == nil {
+		require.NoError(t, tr.Resume())
+	}
+	_, err = tr.Run(ctx)
+	require.Equal(t, step < o.Steps, err != nil, "%v", err)
 }

@@ -22,12 +22,12 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/seafan/seafan/examples/opticks"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -76,11 +76,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	}
 	native.SetWorkers(c.workers)
 	if c.text == "" && c.only != "infer" {
-		root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
-		if err != nil {
-			return fmt.Errorf("-text: a text is required where there is no go command: %w", err)
+		var err error
+		if c.text, err = opticks.Path(ctx); err != nil {
+			return err
 		}
-		c.text = filepath.Join(strings.TrimSpace(string(root)), "src", "testdata", "Isaac.Newton-Opticks.txt")
 	}
 	p, why := newPeer(ctx, c)
 	if p == nil {

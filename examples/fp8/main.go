@@ -24,13 +24,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/seafan/seafan/autocast"
+	"github.com/seafan/seafan/examples/opticks"
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
@@ -139,7 +137,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		return fmt.Errorf("-backend: %w", err)
 	}
 	if s.text == "" {
-		if s.text, err = opticks(ctx); err != nil {
+		if s.text, err = opticks.Path(ctx); err != nil {
 			return err
 		}
 	}
@@ -231,19 +229,6 @@ func (s settings) data() (*train.Windows, func() error, error) {
 		return nil, nil, errors.Join(err, tokens.Close())
 	}
 	return w, tokens.Close, nil
-}
-
-// opticks finds the text that comes with Go.
-func opticks(ctx context.Context) (string, error) {
-	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
-	if err != nil {
-		return "", fmt.Errorf("-text must name a text: the Go install was not found (%w)", err)
-	}
-	path := filepath.Join(strings.TrimSpace(string(root)), "src", "testdata", "Isaac.Newton-Opticks.txt")
-	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("-text must name a text: %w", err)
-	}
-	return path, nil
 }
 
 // loss builds the loss of one batch, without dropout.

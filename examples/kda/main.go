@@ -23,7 +23,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -32,6 +31,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/seafan/seafan/examples/opticks"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/backend"
@@ -168,7 +168,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		return fmt.Errorf("-backend: %w", err)
 	}
 	if s.text == "" {
-		if s.text, err = opticks(ctx); err != nil {
+		if s.text, err = opticks.Path(ctx); err != nil {
 			return err
 		}
 	}
@@ -271,17 +271,4 @@ func next(m, n int) int {
 			}
 		}
 	}
-}
-
-// opticks finds the text that comes with Go.
-func opticks(ctx context.Context) (string, error) {
-	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
-	if err != nil {
-		return "", fmt.Errorf("-text: must name a text, the Go install was not found: %w", err)
-	}
-	path := filepath.Join(strings.TrimSpace(string(root)), "src", "testdata", "Isaac.Newton-Opticks.txt")
-	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("-text: must name a text: %w", err)
-	}
-	return path, nil
 }

@@ -56,12 +56,12 @@ func oracle(q []float64, key, value func(j int) []float64, n, dv int, keep func(
 }
 
 type decodeCase struct {
-	lengths                    []int
-	hq, hk, d, page            int // page 0: dense
-	mask, sinks, append, empty bool
-	codes                      bool // E4M3
-	window                     int
-	softcap                    float64
+	lengths             []int
+	hq, hk, d, page     int // page 0: dense
+	mask, sinks, append bool
+	codes               bool // E4M3
+	window              int
+	softcap             float64
 }
 
 var decodeCases = []decodeCase{

@@ -165,10 +165,14 @@ func TestCodedWeightsGiveTheBitsOfWideOnes(t *testing.T) {
 	}
 }
 
-// TestStreamedOddNumbers holds NaN, infinite, subnormal and signed zero weights and
-// activations in a few rows to the bits of wide weights.
 func TestStreamedOddNumbers(t *testing.T) {
 	const n, k = 48, 320
+	oddNumbers(t, n, k, func(y, x []float32, w []byte, c Coding, m int) { LinearCoded(y, x, w, nil, c, 0, m, n, k) })
+}
+
+// oddNumbers holds a product of few rows with NaN, infinite, subnormal and signed zero
+// weights and activations to the bits of wide weights.
+func oddNumbers(t *testing.T, n, k int, product func(y, x []float32, w []byte, c Coding, m int)) {
 	r := rand.New(rand.NewPCG(9, 9))
 	for _, c := range []Coding{CodedBF16, CodedF16} {
 		for m := 1; m <= gemmFew; m++ {
@@ -189,7 +193,7 @@ func TestStreamedOddNumbers(t *testing.T) {
 			c.widen(wide, w)
 			want, got := make([]float32, m*n), make([]float32, m*n)
 			Linear(want, x, wide, nil, m, n, k)
-			LinearCoded(got, x, w, nil, c, 0, m, n, k)
+			product(got, x, w, c, m)
 			for i, v := range want {
 				if v != v { // one NaN is as good as another
 					require.True(t, got[i] != got[i], "%d", i)

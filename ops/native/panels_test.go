@@ -71,40 +71,11 @@ func TestPanelsGiveTheBitsOfTheWeight(t *testing.T) {
 	}
 }
 
-// TestPanelsOfOddNumbers holds NaN, infinite, subnormal and signed zero weights
-// and activations to the bits of wide weights.
 func TestPanelsOfOddNumbers(t *testing.T) {
 	const n, k = 64, 320
-	r := rand.New(rand.NewPCG(9, 8))
-	for _, c := range []Coding{CodedBF16, CodedF16} {
-		for m := 1; m <= gemmFew; m++ {
-			w := make([]byte, c.Bytes(n*k))
-			for i := range w {
-				w[i] = byte(r.Uint32())
-			}
-			x := make([]float32, m*k)
-			for i := range x {
-				x[i] = math.Float32frombits(r.Uint32())
-			}
-			for i := range n / 2 { // rows that are finite, others are NaN before long
-				for j := range k {
-					binary.LittleEndian.PutUint16(w[c.Bytes(i*k+j):], uint16(r.IntN(8))|uint16(r.IntN(2))<<15)
-				}
-			}
-			wide := make([]float32, n*k)
-			c.widen(wide, w)
-			want, got := make([]float32, m*n), make([]float32, m*n)
-			Linear(want, x, wide, nil, m, n, k)
-			LinearsCoded(x, m, k, []CodedLinear{{Y: got, W: w, Panels: panelsOf(c, w, n, k), Coding: c, N: n}})
-			for i, v := range want {
-				if v != v { // one NaN is as good as another
-					require.True(t, got[i] != got[i], "%d", i)
-					want[i], got[i] = 0, 0
-				}
-			}
-			requireSameBits(t, want, got)
-		}
-	}
+	oddNumbers(t, n, k, func(y, x []float32, w []byte, c Coding, m int) {
+		LinearsCoded(x, m, k, []CodedLinear{{Y: y, W: w, Panels: panelsOf(c, w, n, k), Coding: c, N: n}})
+	})
 }
 
 // BenchmarkPanels is one row or four on panels of 256 MB, the weights of many
