@@ -20,9 +20,16 @@ struct Params {
   const int* page_indices;
   const int* last_page_len;
   const float* sinks;  // [Hq] or null
+  int* ticket;         // 0 before and after
   int hq, hk, lq, lk, tokens, page_log2, window;
   int causal;
   float scale, softcap;
+  int tiles, items;  // of query rows: of a request, ragged of the batch; all of them, for every head
+};
+
+// What a block works on: 128 rows of a head, and the tiles of keys that they see.
+struct Item {
+  int head, kv_head, request, q_first, row0, lq, lk, first_page, pages, tile0, tiles, done;  // done: tiles of keys of the block's items before
 };
 
 // Where keys and values come from: tensors of the type of q, or pages of E4M3 codes, value = step * code.
@@ -52,29 +59,30 @@ template <> struct Exponents<f16> {
 // The producer warpgroup over pages of codes: copies 16 codes a thread at a time to a ring of its own, RAW tiles of keys and of
 // values in turn, and widens what it copied itself to f16 into the tiles that the tensor cores read. From keys on there are zeros.
 // A warp turns 8 rows at a time, so that 8 lanes store to 8 different places of the swizzle.
-template <int D, int KEYS, int RAW, class Find, class Free, class Filled>
-__device__ __forceinline__ void widen_tiles(const Pools& pools, int heads, int head, int keys, int first_key, int tiles, uint32_t ring, const Find& find, const Free& free, const Filled& filled) {
-  constexpr int COLS = D / 64, ROWS_EACH = KEYS / 32, BYTES = KEYS * D, KB = KEYS * 128;
+template <int D, int KEYS, int RAW, class Find, class Begun, class Free, class Filled>
+__device__ __forceinline__ void widen_tiles(const Pools& pools, int heads, int head, int keys, int first_key, int tiles, uint32_t ring, const Find& find, const Begun& begun, const Free& free, const Filled& filled) {
+  constexpr int COLS = D / 64, ROWS_EACH = KEYS / 32, AT_ONCE = D > 128 ? 1 : ROWS_EACH, BYTES = KEYS * D, KB = KEYS * 128;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t own = ring + threadIdx.x * 16;
   auto issue = [&](int n) {
     const uint8_t* from = (n % 2 ? pools.v : pools.k) + head * D + lane / 8 * 16;
     const int key = first_key - n / 2 * KEYS + warp * (KEYS / 4) + lane % 8;
-    uint32_t at[ROWS_EACH];
+#pragma unroll 1
+    for (int r0 = 0; r0 < ROWS_EACH; r0 += AT_ONCE) {
+      uint32_t at[AT_ONCE];
 #pragma unroll
-    for (int r = 0; r < ROWS_EACH; r++) at[r] = key + r * 8 < keys ? find(key + r * 8) : 0;
+      for (int r = 0; r < AT_ONCE; r++) at[r] = key + (r0 + r) * 8 < keys ? find(key + (r0 + r) * 8) : 0;
 #pragma unroll
-    for (int i = 0; i < ROWS_EACH * COLS; i++)
-      copy_async16(own + n % RAW * BYTES + i * 2048, from + (uint64_t)at[i / COLS] * (uint32_t)(heads * D) + i % COLS * 64, key + i / COLS * 8 < keys);
+      for (int i = 0; i < AT_ONCE * COLS; i++)
+        copy_async16(own + n % RAW * BYTES + (r0 * COLS + i) * 2048, from + (uint64_t)at[i / COLS] * (uint32_t)(heads * D) + i % COLS * 64, key + (r0 + i / COLS) * 8 < keys);
+    }
   };
-#pragma unroll
-  for (int n = 0; n < RAW - 1; n++) {
-    if (n < 2 * tiles) issue(n);
-    copy_commit();
-  }
-  for (int n = 0; n < 2 * tiles; n++) {
+#pragma unroll 1
+  for (int n = 1 - RAW; n < 2 * tiles; n++) {
     if (n + RAW - 1 < 2 * tiles) issue(n + RAW - 1);
     copy_commit();
+    if (n < 0) continue;
+    if (n == 0) begun();
     copy_wait<RAW - 1>();
     unsigned char* to = free(n / 2, n % 2) + (warp * (KEYS / 4) + lane % 8) * 128;
     const int first = ((lane / 8 * 2) ^ (lane % 8)) * 16;
@@ -131,18 +139,22 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
 #ifdef SEAFAN_HOPPER
   constexpr bool CODES = std::is_same<Source, Pools>::value;
   typedef typename std::conditional<CODES, f16, T>::type W;  // of the products
-  constexpr int STAGES = 2, RAW = D > 128 ? 2 : 4, BLOCKS = D / 64, QB = ROWS * 128, KB = KEYS * 128, Q = BLOCKS * QB, TILE = BLOCKS * KB;
+  constexpr int ITEMS = 4, STAGES = 2, RAW = D > 128 ? 2 : 4, BLOCKS = D / 64, QB = ROWS * 128, KB = KEYS * 128, Q = BLOCKS * QB, TILE = BLOCKS * KB;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ uint64_t q_full, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+  __shared__ uint64_t item_full[ITEMS], q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+  __shared__ Item items[ITEMS];
+  __shared__ int next, handed_on;  // of the thread that hands items on, not in a register of every producer: the next item, tiles of keys
   __shared__ int bad[KEYS];
   __shared__ float scales[CODES ? ROWS : 1];
   unsigned char* qs = shared + (1024 - shared_address(shared) % 1024) % 1024;
   unsigned char* kring = qs + Q;
   unsigned char* vring = kring + STAGES * TILE;
   const int group = threadIdx.x / 128;
-  const int head = blockIdx.x, kv_head = head / (p.hq / p.hk);
   if (threadIdx.x == 0) {
+    next = blockIdx.x, handed_on = 0;
     barrier_init(&q_full, 1);
+    barrier_init(&q_empty, 2);
+    for (int i = 0; i < ITEMS; i++) barrier_init(item_full + i, 1);
     for (int i = 0; i < STAGES; i++) {
       barrier_init(k_full + i, CODES ? 4 : 1);
       barrier_init(v_full + i, CODES ? 4 : 1);
@@ -158,265 +170,338 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
   }
   __syncthreads();
   grid_wait();
-  int request, tile, lq, lk, first_page = 0, pages = 0;
-  long q_first;
-  if (PAGED) {
-    const int at = gridDim.y - 1 - blockIdx.y;  // a request's longest rows first
-    request = p.tile_batch[at];
-    if (request < 0) return;
-    tile = p.tile_index[at];
-    q_first = p.qo_indptr[request];
-    lq = p.qo_indptr[request + 1] - q_first;
-    first_page = p.page_indptr[request];
-    pages = p.page_indptr[request + 1] - first_page;
-    lk = pages > 0 ? ((pages - 1) << p.page_log2) + p.last_page_len[request] : 0;
-  } else {
-    request = blockIdx.z;
-    tile = gridDim.y - 1 - blockIdx.y;
-    lq = p.lq, lk = p.lk;
-    q_first = (long)request * p.lq;
-  }
-  const int row0 = tile * ROWS;
-  if (row0 >= lq) return;
-  const int shift = lk - lq, last_row = min(row0 + ROWS, lq) - 1;
-  const int end = p.causal ? max(0, min(lk, last_row + shift + 1)) : lk;
-  const int low = p.window >= 0 ? max(0, row0 + shift - p.window) : 0;
-  const int tile0 = low / KEYS, tiles = end > low ? (end + KEYS - 1) / KEYS - tile0 : 0;
+  // Item n as the producer hands it on. False: it has no rows.
+  auto look_up = [&](int n, Item& item) {
+    const int at = n / p.hq;
+    item.head = n % p.hq;
+    item.kv_head = item.head / (p.hq / p.hk);
+    int tile;
+    if (PAGED) {
+      item.request = p.tile_batch[p.tiles - 1 - at];  // a request's longest rows first
+      if (item.request < 0) return false;
+      tile = p.tile_index[p.tiles - 1 - at];
+      item.q_first = p.qo_indptr[item.request];
+      item.lq = p.qo_indptr[item.request + 1] - item.q_first;
+      item.first_page = p.page_indptr[item.request];
+      item.pages = p.page_indptr[item.request + 1] - item.first_page;
+      item.lk = item.pages > 0 ? ((item.pages - 1) << p.page_log2) + p.last_page_len[item.request] : 0;
+    } else {
+      item.request = at / p.tiles;
+      tile = p.tiles - 1 - at % p.tiles;
+      item.lq = p.lq, item.lk = p.lk;
+      item.q_first = item.request * p.lq;
+    }
+    const int row0 = tile * ROWS, shift = item.lk - item.lq, last_row = min(row0 + ROWS, item.lq) - 1;
+    const int end = p.causal ? max(0, min(item.lk, last_row + shift + 1)) : item.lk;
+    const int low = p.window >= 0 ? max(0, row0 + shift - p.window) : 0;
+    item.row0 = row0;
+    item.tile0 = low / KEYS;
+    item.tiles = end > low ? (end + KEYS - 1) / KEYS - item.tile0 : 0;
+    return row0 < item.lq;
+  };
+
+  auto take = [&] {
+    const int n = atomicAdd(p.ticket, 1);
+    if (n == p.items - 1) *p.ticket = 0;  // each block takes until there is nothing left, p.items times altogether
+    return n + (int)gridDim.x;
+  };
 
   if (group == 0) {
-    registers_give<CODES ? 40 : 24>();
-    if (!CODES && threadIdx.x >= 32) return;
-    const int lane = threadIdx.x;
-    if (lane == 0) {
+    registers_give<CODES ? D == 64 ? 56 : 40 : 24>();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Hands on the next item; false: there was none left.
+    auto hand_on = [&](int j) {
+      Item& item = items[j % ITEMS];
+      bool found = false;
+      while (next < p.items && !found) {
+        found = look_up(next, item);
+        next = take();
+      }
+      if (!found) item.tiles = -1;
+      item.done = handed_on;
+      handed_on += item.tiles;
+      barrier_arrive(item_full + j % ITEMS);
+      return found;
+    };
+    auto load_query = [&](int j) {
+      const Item& item = items[j % ITEMS];
+      barrier_wait(&q_empty, (j & 1) ^ 1);
       barrier_expect(&q_full, Q);
       for (int i = 0; i < BLOCKS; i++) {
-        if (PAGED) copy_tensor3(qs + i * QB, &qmap, &q_full, i * 64, head, (int)q_first + row0);
-        else copy_tensor4(qs + i * QB, &qmap, &q_full, i * 64, head, row0, request);
+        if (PAGED) copy_tensor3(qs + i * QB, &qmap, &q_full, i * 64, item.head, item.q_first + item.row0);
+        else copy_tensor4(qs + i * QB, &qmap, &q_full, i * 64, item.head, item.row0, item.request);
       }
-    }
-    if constexpr (CODES) {
-      auto find = [&](int key) { return (p.page_indices[first_page + (key >> p.page_log2)] << p.page_log2) + (key & ((1 << p.page_log2) - 1)); };
-      auto free = [&](int it, bool values) {
-        barrier_wait((values ? v_empty : k_empty) + it % STAGES, (it / STAGES & 1) ^ 1);
-        return (values ? vring : kring) + it % STAGES * TILE;
-      };
-      auto filled = [&](int it, bool values) { barrier_arrive((values ? v_full : k_full) + it % STAGES); };
-      widen_tiles<D, KEYS, RAW>(source, p.hk, kv_head, lk, (tile0 + tiles - 1) * KEYS, tiles, shared_address(vring + STAGES * TILE), find, free, filled);
+    };
+    if (!CODES && warp > 0) {
+      if (threadIdx.x == 32)
+        for (int j = 0; hand_on(j); j++) load_query(j);
       return;
-    } else {
-      auto fill = [&](unsigned char* to, const CUtensorMap& map, uint64_t* full, int key0) {
-        if (lane == 0) barrier_expect(full, TILE);
-        __syncwarp();
-        if (!PAGED) {
-          if (lane < BLOCKS) copy_tensor4(to + lane * KB, &map, full, lane * 64, kv_head, key0, request);
-          return;
+    }
+    int n = 0;  // tiles of keys and of values up to here
+    for (int j = 0;; j++) {
+      if (CODES && threadIdx.x == 0) hand_on(j);
+      const Item& item = items[j % ITEMS];
+      barrier_wait(item_full + j % ITEMS, j / ITEMS & 1);
+      const int tiles = item.tiles;
+      if (tiles < 0) return;
+      if constexpr (CODES) {
+        auto find = [&](int key) { return (p.page_indices[item.first_page + (key >> p.page_log2)] << p.page_log2) + (key & ((1 << p.page_log2) - 1)); };
+        auto begun = [&] {
+          if (threadIdx.x == 0) load_query(j);
+        };
+        auto free = [&](int it, bool values) {
+          barrier_wait((values ? v_empty : k_empty) + (item.done + it) % STAGES, ((item.done + it) / STAGES & 1) ^ 1);
+          return (values ? vring : kring) + (item.done + it) % STAGES * TILE;
+        };
+        auto filled = [&](int it, bool values) { barrier_arrive((values ? v_full : k_full) + (item.done + it) % STAGES); };
+        widen_tiles<D, KEYS, RAW>(source, p.hk, item.kv_head, item.lk, (item.tile0 + tiles - 1) * KEYS, tiles, shared_address(vring + STAGES * TILE), find, begun, free, filled);
+      } else {
+        // A lane copies a box: 64 columns of all keys of a tile, or of those in a page.
+        const int box = PAGED ? min(KEYS, 1 << p.page_log2) : KEYS, column = lane % BLOCKS, key = lane / BLOCKS * box;
+        int at = (item.tile0 + tiles - 1) * KEYS + key;
+#pragma unroll 1
+        for (const int end = n + 2 * tiles; n < end; n++) {  // keys and values in turn
+          const int slot = n / 2 % STAGES;
+          uint64_t* full = (n % 2 ? v_full : k_full) + slot;
+          barrier_wait((n % 2 ? v_empty : k_empty) + slot, (n / 2 / STAGES & 1) ^ 1);
+          if (lane == 0) barrier_expect(full, TILE);
+          __syncwarp();
+          if (key < KEYS) {
+            const CUtensorMap& map = n % 2 ? source.v : source.k;
+            unsigned char* to = (n % 2 ? vring : kring) + slot * TILE + column * KB + key * 128;
+            if (PAGED) {
+              const int page = p.page_indices[item.first_page + min(at >> p.page_log2, item.pages - 1)];  // behind the end: the last page again
+              copy_tensor3(to, &map, full, column * 64, item.kv_head, (page << p.page_log2) + (at & ((1 << p.page_log2) - 1)));
+            } else {
+              copy_tensor4(to, &map, full, column * 64, item.kv_head, at, item.request);
+            }
+          }
+          if (n % 2) at -= KEYS;
         }
-        const int box = min(KEYS, 1 << p.page_log2), boxes = KEYS / box;
-        for (int i = lane; i < boxes * BLOCKS; i += 32) {
-          const int part = i / BLOCKS, block = i % BLOCKS, key = key0 + part * box;
-          const int page = p.page_indices[first_page + min(key >> p.page_log2, pages - 1)];  // behind the end: the last page again
-          copy_tensor3(to + block * KB + part * box * 128, &map, full, block * 64, kv_head, (page << p.page_log2) + (key & ((1 << p.page_log2) - 1)));
-        }
-      };
-      for (int it = 0; it < tiles; it++) {
-        const int slot = it % STAGES, key0 = (tile0 + tiles - 1 - it) * KEYS;
-        barrier_wait(k_empty + slot, (it / STAGES & 1) ^ 1);
-        fill(kring + slot * TILE, source.k, k_full + slot, key0);
-        barrier_wait(v_empty + slot, (it / STAGES & 1) ^ 1);
-        fill(vring + slot * TILE, source.v, v_full + slot, key0);
       }
     }
-    return;
   }
-  registers_take<CODES ? 232 : 240>();
-  const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  registers_take<CODES ? D == 64 ? 224 : 232 : 240>();
+  const int wg = __shfl_sync(~0u, group - 1, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool leader = threadIdx.x % 128 == 0;
-  auto first_row = [&] {  // of this thread's two, worked out where it is wanted: a register less on the way
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return row0 + (thread - 128) / 32 * 16 + thread % 32 / 4;
-  };
-  float o[D / 2], s[KEYS / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, c[2];
-  uint32_t pf[KEYS / 16][4];
+  for (int j = 0;; j++) {
+    barrier_wait(item_full + j % ITEMS, j / ITEMS & 1);
+    const Item& item = items[j % ITEMS];
+    const int row0 = item.row0, lk = item.lk, shift = lk - item.lq, tile0 = item.tile0, tiles = item.tiles, done = item.done;
+    if (tiles < 0) return;
+    auto first_row = [&] {  // of this thread's two, worked out where it is wanted: a register less on the way
+      int thread;
+      asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+      return row0 + (thread - 128) / 32 * 16 + thread % 32 / 4;
+    };
+    float o[D / 2], s[KEYS / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, c[2];
+    uint32_t pf[KEYS / 16][4];
 #pragma unroll
-  for (int i = 0; i < D / 2; i++) o[i] = 0;
-  barrier_wait(&q_full, 0);
-  if constexpr (CODES) {
-    narrow_query<T, BLOCKS>(qs + wg * (QB / 2), QB, scales + wg * 64, source.k_steps[kv_head] * p.scale);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("bar.sync %0, 128;" ::"r"(wg + 2) : "memory");
-  }
-  auto scale = [&](int r) { return CODES ? scales[wg * 64 + warp * 16 + g + r * 8] : p.scale; };
-  const float scale2[2] = {(p.softcap > 0 ? 1 : scale(0)) * LOG2E, (p.softcap > 0 ? 1 : scale(1)) * LOG2E};  // of what softmax finds
+    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    barrier_wait(&q_full, j & 1);
+    if constexpr (CODES) {
+      narrow_query<T, BLOCKS>(qs + wg * (QB / 2), QB, scales + wg * 64, source.k_steps[item.kv_head] * p.scale);
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      asm volatile("bar.sync %0, 128;" ::"r"(wg + 2) : "memory");
+    }
+    auto scale = [&](int r) { return CODES ? scales[wg * 64 + warp * 16 + g + r * 8] : p.scale; };
+    const float scale2[2] = {(p.softcap > 0 ? 1 : scale(0)) * LOG2E, (p.softcap > 0 ? 1 : scale(1)) * LOG2E};  // of what softmax finds
 
-  auto sees = [&](int i, int key) { return key < lk && (!p.causal || key <= i + shift) && (p.window < 0 || key >= i + shift - p.window); };
-  auto partial = [&](int key0) {
-    return key0 + KEYS > lk || (p.causal && key0 + KEYS - 1 > row0 + shift) || (p.window >= 0 && key0 < last_row + shift - p.window);
-  };
-  auto scores = [&](int slot) {
-    const uint32_t a = shared_address(qs) + wg * (QB / 2), b = shared_address(kring + slot * TILE);
-    // All registers of both products are settled before either starts.
-    wgmma_pin(s);
-    wgmma_pin(o);
-    wgmma_pin(pf);
-    wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < D / 16; j++)
-      Wgmma<W, KEYS, 0>::shared(s, descriptor(a + j / 4 * QB + j % 4 * 32), descriptor(b + j / 4 * KB + j % 4 * 32), j);
-    wgmma_commit();
-  };
-  // Zeroes what is not finite in a tile of V and notes its rows. Both warpgroups take part. Mostly nothing is: words of two
-  // numbers are looked at, whose exponents of ones carry into their signs.
-  auto cleanse = [&](int slot) {
-    constexpr uint32_t EXPONENTS = Exponents<W>::MASK, ONE = EXPONENTS & ~(EXPONENTS << 1);
-    const int thread = threadIdx.x - 128;
-    const uint4* words = (const uint4*)(vring + slot * TILE);
-    uint32_t found = 0;
-#pragma unroll 4
-    for (int part = thread; part < TILE / 16; part += 256) {
-      const uint4 w = words[part];
-      found |= (((w.x & EXPONENTS) + ONE) | ((w.y & EXPONENTS) + ONE) | ((w.z & EXPONENTS) + ONE) | ((w.w & EXPONENTS) + ONE)) & 0x80008000u;
-    }
-    int dirty_tile;
-    asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\tbar.red.or.pred q, 1, 256, p;\n\tselp.s32 %0, 1, 0, q;\n\t}" : "=r"(dirty_tile) : "r"(found) : "memory");
-    if (!dirty_tile) return false;
-    if (thread < KEYS) bad[thread] = 0;
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-#pragma unroll 1
-    for (int part = thread; part < TILE / 16; part += 256) {
-      W* v = (W*)(vring + slot * TILE + part * 16);
-      Pack<W> x = load16(v);
-      bool dirty = false;
-#pragma unroll
-      for (int e = 0; e < 8; e++)
-        if (!isfinite(to_float(x.v[e]))) x.v[e] = from_float<W>(0.f), dirty = true;
-      if (dirty) {
-        store16(v, x);
-        bad[part % (KB / 16) / 8] = 1;
-      }
-    }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-    return true;
-  };
-  auto softmax = [&](int key0) {
-    if (p.softcap > 0) {
-#pragma unroll
-      for (int i = 0; i < KEYS / 2; i++) s[i] = p.softcap * tanhf(s[i] * scale(i / 2 % 2) / p.softcap);
-    }
-    if (partial(key0)) {
-      const int i0 = first_row();
-#pragma unroll
-      for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          if (!sees(i0 + e / 2 * 8, key0 + i * 8 + 2 * t + e % 2)) s[4 * i + e] = -INFINITY;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float x = m[r];
-#pragma unroll
-      for (int i = 0; i < KEYS / 8; i++) x = fmaxf(x, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-      c[r] = x == -INFINITY ? 1.f : power2((m[r] - x) * scale2[r]);
-      m[r] = x;
-      const float base = x == -INFINITY ? 0.f : x * scale2[r];
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < KEYS / 8; i++) {
-        s[4 * i + 2 * r] = power2(s[4 * i + 2 * r] * scale2[r] - base);
-        s[4 * i + 2 * r + 1] = power2(s[4 * i + 2 * r + 1] * scale2[r] - base);
-        sum += s[4 * i + 2 * r] + s[4 * i + 2 * r + 1];
-      }
-      l[r] = l[r] * c[r] + sum;
-    }
-  };
-  auto pack = [&]() {
-#pragma unroll
-    for (int j = 0; j < KEYS / 16; j++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) pf[j][e] = pack2<W>(s[8 * j + 2 * e], s[8 * j + 2 * e + 1]);
-  };
-  auto values = [&](int slot) {
-    const uint32_t b = shared_address(vring + slot * TILE);
-    wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < KEYS / 16; j++) Wgmma<W, D, 1>::mixed(o, pf[j], descriptor(b + j * 2048, KB), 1);
-    wgmma_commit();
-  };
-  // Rows that see a key whose value was not finite become NaN.
-  auto taint = [&](int key0) {
-    const int i0 = first_row();
-    for (int r = 0; r < 2; r++)
-#pragma unroll 1
-      for (int j = 0; j < KEYS; j++)
-        if (bad[j] && sees(i0 + r * 8, key0 + j)) l[r] = NAN;
-  };
-
-  auto ready = [&](int it) {  // V of step it has arrived and is clean
-    const int slot = it % STAGES, key0 = (tile0 + tiles - 1 - it) * KEYS;
-    barrier_wait(v_full + slot, it / STAGES & 1);
-    if (partial(key0) && cleanse(slot)) taint(key0);
-  };
-  if (tiles > 0) {
-    barrier_wait(k_full, 0);
-    scores(0);
-    wgmma_wait<0>();
-    wgmma_pin(s);
-    if (leader) barrier_arrive(k_empty);
-    softmax((tile0 + tiles - 1) * KEYS);
-    pack();
-    for (int it = 1; it < tiles; it++) {
-      const int slot = it % STAGES, old = (it - 1) % STAGES;
-      ready(it - 1);
-      barrier_wait(k_full + slot, it / STAGES & 1);
-      scores(slot);
-      values(old);
-      wgmma_wait<1>();
+    // Row i sees the keys from the first to before the second.
+    auto sees = [&](int i, int& from, int& to) {
+      to = p.causal ? min(lk, i + shift + 1) : lk;
+      from = p.window >= 0 ? max(0, i + shift - p.window) : 0;
+    };
+    auto partial = [&](int key0) {
+      return key0 + KEYS > lk || (p.causal && key0 + KEYS - 1 > row0 + shift) || (p.window >= 0 && key0 < row0 + ROWS - 1 + shift - p.window);
+    };
+    auto scores = [&](int slot) {
+      const uint32_t a = shared_address(qs) + wg * (QB / 2), b = shared_address(kring + slot * TILE);
+      // All registers of both products are settled before either starts.
       wgmma_pin(s);
-      if (leader) barrier_arrive(k_empty + slot);
-      softmax((tile0 + tiles - 1 - it) * KEYS);
+      wgmma_pin(o);
+      wgmma_pin(pf);
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < D / 16; j++)
+        Wgmma<W, KEYS, 0>::shared(s, descriptor(a + j / 4 * QB + j % 4 * 32), descriptor(b + j / 4 * KB + j % 4 * 32), j);
+      wgmma_commit();
+    };
+    // Zeroes what is not finite in a tile of V and notes its rows. Both warpgroups take part. Mostly nothing is: words of two
+    // numbers are looked at, whose exponents of ones carry into their signs.
+    auto cleanse = [&](int slot) {
+      constexpr uint32_t EXPONENTS = Exponents<W>::MASK, ONE = EXPONENTS & ~(EXPONENTS << 1);
+      const int thread = threadIdx.x - 128;
+      const uint4* words = (const uint4*)(vring + slot * TILE);
+      uint32_t found = 0;
+#pragma unroll 4
+      for (int part = thread; part < TILE / 16; part += 256) {
+        const uint4 w = words[part];
+        found |= (((w.x & EXPONENTS) + ONE) | ((w.y & EXPONENTS) + ONE) | ((w.z & EXPONENTS) + ONE) | ((w.w & EXPONENTS) + ONE)) & 0x80008000u;
+      }
+      int dirty_tile;
+      asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\tbar.red.or.pred q, 1, 256, p;\n\tselp.s32 %0, 1, 0, q;\n\t}" : "=r"(dirty_tile) : "r"(found) : "memory");
+      if (!dirty_tile) return false;
+      if (thread < KEYS) bad[thread] = 0;
+      asm volatile("bar.sync 1, 256;" ::: "memory");
+#pragma unroll 1
+      for (int part = thread; part < TILE / 16; part += 256) {
+        W* v = (W*)(vring + slot * TILE + part * 16);
+        Pack<W> x = load16(v);
+        bool dirty = false;
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+          if (!isfinite(to_float(x.v[e]))) x.v[e] = from_float<W>(0.f), dirty = true;
+        if (dirty) {
+          store16(v, x);
+          bad[part % (KB / 16) / 8] = 1;
+        }
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      asm volatile("bar.sync 1, 256;" ::: "memory");
+      return true;
+    };
+    auto softmax = [&](int key0) {
+      if (p.softcap > 0) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++) s[i] = p.softcap * tanhf(s[i] * scale(i / 2 % 2) / p.softcap);
+      }
+      if (partial(key0)) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          int from, to;
+          sees(first_row() + r * 8, from, to);
+          const int at = key0 + 2 * t - from;
+          const uint32_t count = max(to - from, 0);
+#pragma unroll
+          for (int i = 0; i < KEYS / 8; i++) {
+            if ((uint32_t)(at + i * 8) >= count) s[4 * i + 2 * r] = -INFINITY;
+            if ((uint32_t)(at + i * 8 + 1) >= count) s[4 * i + 2 * r + 1] = -INFINITY;
+          }
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float x = m[r];
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++) x = fmaxf(x, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+        c[r] = x == -INFINITY ? 1.f : power2((m[r] - x) * scale2[r]);
+        m[r] = x;
+        const float base = x == -INFINITY ? 0.f : x * scale2[r];
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++) {
+          s[4 * i + 2 * r] = power2(s[4 * i + 2 * r] * scale2[r] - base);
+          s[4 * i + 2 * r + 1] = power2(s[4 * i + 2 * r + 1] * scale2[r] - base);
+          sum += s[4 * i + 2 * r] + s[4 * i + 2 * r + 1];
+        }
+        l[r] = l[r] * c[r] + sum;
+      }
+    };
+    auto pack = [&]() {
+#pragma unroll
+      for (int j = 0; j < KEYS / 16; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) pf[j][e] = pack2<W>(s[8 * j + 2 * e], s[8 * j + 2 * e + 1]);
+    };
+    auto values = [&](int slot) {
+      const uint32_t b = shared_address(vring + slot * TILE);
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < KEYS / 16; j++) Wgmma<W, D, 1>::mixed(o, pf[j], descriptor(b + j * 2048, KB), 1);
+      wgmma_commit();
+    };
+    // Rows that see a key whose value was not finite become NaN.
+    auto taint = [&](int key0) {
+      for (int r = 0; r < 2; r++) {
+        int from, to;
+        sees(first_row() + r * 8, from, to);
+#pragma unroll 1
+        for (int j = max(from - key0, 0); j < min(to - key0, KEYS); j++)
+          if (bad[j]) l[r] = NAN;
+      }
+    };
+
+    auto ready = [&](int it) {  // V of step it has arrived and is clean
+      const int slot = (done + it) % STAGES, key0 = (tile0 + tiles - 1 - it) * KEYS;
+      barrier_wait(v_full + slot, (done + it) / STAGES & 1);
+      if (partial(key0) && cleanse(slot)) taint(key0);
+    };
+    if (leader && tiles == 0) barrier_arrive(&q_empty);
+    if (tiles > 0) {
+      auto scored = [&](int it) {  // the scores of step it are there: their keys, in the end the query too, are no longer needed
+        if (!leader) return;
+        barrier_arrive(k_empty + (done + it) % STAGES);
+        if (it == tiles - 1) barrier_arrive(&q_empty);
+      };
+      barrier_wait(k_full + done % STAGES, done / STAGES & 1);
+      scores(done % STAGES);
+      wgmma_wait<0>();
+      wgmma_pin(s);
+      scored(0);
+      softmax((tile0 + tiles - 1) * KEYS);
+      pack();
+      ready(0);
+      if (wg && tiles > 1) asm volatile("bar.arrive 4, 256;" ::: "memory");
+      for (int it = 1; it < tiles; it++) {
+        const int slot = (done + it) % STAGES, old = (done + it - 1) % STAGES;
+        barrier_wait(k_full + slot, (done + it) / STAGES & 1);
+        // The warpgroups take turns: one's products run beside the other's softmax.
+        if (wg) asm volatile("bar.sync 5, 256;" ::: "memory");
+        else asm volatile("bar.sync 4, 256;" ::: "memory");
+        scores(slot);
+        values(old);
+        if (!wg) asm volatile("bar.arrive 5, 256;" ::: "memory");
+        else if (it + 1 < tiles) asm volatile("bar.arrive 4, 256;" ::: "memory");
+        wgmma_wait<1>();
+        wgmma_pin(s);
+        scored(it);
+        softmax((tile0 + tiles - 1 - it) * KEYS);
+        ready(it);  // in front of the wait, which the compiler would otherwise put before the softmax
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        if (leader) barrier_arrive(v_empty + old);
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) o[4 * i] *= c[0], o[4 * i + 1] *= c[0], o[4 * i + 2] *= c[1], o[4 * i + 3] *= c[1];
+        pack();
+      }
+      wgmma_pin(o);
+      wgmma_pin(pf);
+      values((done + tiles - 1) % STAGES);
       wgmma_wait<0>();
       wgmma_pin(o);
-      if (leader) barrier_arrive(v_empty + old);
-#pragma unroll
-      for (int i = 0; i < D / 8; i++) o[4 * i] *= c[0], o[4 * i + 1] *= c[0], o[4 * i + 2] *= c[1], o[4 * i + 3] *= c[1];
-      pack();
+      if (leader) barrier_arrive(v_empty + (done + tiles - 1) % STAGES);
     }
-    ready(tiles - 1);
-    wgmma_pin(o);
-    wgmma_pin(pf);
-    values((tiles - 1) % STAGES);
-    wgmma_wait<0>();
-    wgmma_pin(o);
-  }
-  const int i0 = first_row();
+    const int i0 = first_row(), lq = item.lq, head = item.head;
+    const long q_first = item.q_first;
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    l[r] += __shfl_xor_sync(~0u, l[r], 1);
-    l[r] += __shfl_xor_sync(~0u, l[r], 2);
-    const int i = i0 + r * 8;
-    float top = m[r] * scale2[r], factor = 1;  // base 2
-    if (p.sinks && m[r] > -INFINITY) {
-      const float sink = p.sinks[head] * LOG2E, x = fmaxf(top, sink);
-      factor = exp2f(top - x);
-      l[r] = l[r] * factor + exp2f(sink - x);
-      top = x;
+    for (int r = 0; r < 2; r++) {
+      l[r] += __shfl_xor_sync(~0u, l[r], 1);
+      l[r] += __shfl_xor_sync(~0u, l[r], 2);
+      const int i = i0 + r * 8;
+      float top = m[r] * scale2[r], factor = 1;  // base 2
+      if (p.sinks && m[r] > -INFINITY) {
+        const float sink = p.sinks[head] * LOG2E, x = fmaxf(top, sink);
+        factor = exp2f(top - x);
+        l[r] = l[r] * factor + exp2f(sink - x);
+        top = x;
+      }
+      factor = l[r] == 0 ? 0.f : factor / l[r];
+      if constexpr (CODES) factor *= source.v_steps[item.kv_head];
+      T* out = (T*)p.out + ((q_first + i) * p.hq + head) * D + 8 * t;
+#pragma unroll
+      for (int j = 0; j < D / 32; j++) {
+        uint32_t v[4];
+#pragma unroll
+        for (int q = 0; q < 4; q++) v[q] = pack2<T>(o[16 * j + 4 * q + 2 * r] * factor, o[16 * j + 4 * q + 2 * r + 1] * factor);
+        transpose4(v, t);
+        if (i < lq) *(uint4*)(out + 32 * j) = make_uint4(v[0], v[1], v[2], v[3]);
+      }
+      if (p.lse && t == 0 && i < lq)
+        p.lse[PAGED ? (long)head * p.tokens + q_first + i : ((long)item.request * p.hq + head) * p.lq + i] = l[r] == 0 ? -INFINITY : (top + log2f(l[r])) * LN2;
     }
-    factor = l[r] == 0 ? 0.f : factor / l[r];
-    if constexpr (CODES) factor *= source.v_steps[kv_head];
-    T* out = (T*)p.out + ((q_first + i) * p.hq + head) * D + 8 * t;
-#pragma unroll
-    for (int j = 0; j < D / 32; j++) {
-      uint32_t v[4];
-#pragma unroll
-      for (int q = 0; q < 4; q++) v[q] = pack2<T>(o[16 * j + 4 * q + 2 * r] * factor, o[16 * j + 4 * q + 2 * r + 1] * factor);
-      transpose4(v, t);
-      if (i < lq) *(uint4*)(out + 32 * j) = make_uint4(v[0], v[1], v[2], v[3]);
-    }
-    if (p.lse && t == 0 && i < lq)
-      p.lse[PAGED ? (long)head * p.tokens + q_first + i : ((long)request * p.hq + head) * p.lq + i] = l[r] == 0 ? -INFINITY : (top + log2f(l[r])) * LN2;
   }
 #endif
 }

@@ -94,7 +94,7 @@ func attentionBody(c *Call) error {
 		return d.Launch(c)
 	}
 	return AttentionPrefill{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Lq: g.Lq, Lk: g.Lk, Out: g.Out, Q: g.Q, K: g.K, V: g.V, LSE: g.LSE, Causal: g.Causal, Window: g.Window,
-		Softcap: g.Softcap, Scale: g.Scale, Sinks: g.Sinks, Mask: g.Mask, MaskRequest: g.MaskRequest, MaskHead: g.MaskHead, MaskRow: g.MaskRow}.Launch(c)
+		Softcap: g.Softcap, Scale: g.Scale, Sinks: g.Sinks, Mask: g.Mask, MaskRequest: g.MaskRequest, MaskHead: g.MaskHead, MaskRow: g.MaskRow, Ticket: c.Flags(4)}.Launch(c)
 }
 
 // floats is a float input in the type that it has on the device, a weight in f32; wide says that it is f32.
@@ -311,7 +311,7 @@ func pagedBody(c *Call) error {
 		}
 	}
 	a := AttentionPrefill{Type: c.Type(), Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, Causal: o.Causal, Window: kernelWindow(o.Window),
-		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: ragged, KSteps: kSteps, VSteps: vSteps}
+		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: ragged, KSteps: kSteps, VSteps: vSteps, Ticket: c.Flags(4)}
 	rows := a.TileRows(c.Target())
 	ragged.Tiles = tokens/rows + min(r.qo.Dim(0)-1, tokens)
 	ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: rows, group: 1, n: ragged.Tiles, several: tokens <= mostDecode})

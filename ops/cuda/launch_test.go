@@ -40,7 +40,7 @@ func layer(m int) []interface{ Launch(Queue) error } {
 		Rotary{Type: BF16, T: m, Hq: hq, Hk: hk, D: D, Rot: D, MaxPositions: 8192, Q: qkv, K: qkv.At(hq * D * 2), QOut: at("q", 13), Cos: at("cos", 14), Sin: at("sin", 15), Positions: at("positions", 16),
 			V: qkv.At((hq + hk) * D * 2), KPool: at("k", 17), VPool: at("v", 18), Slots: at("slots", 19), QStride: (hq + 2*hk) * D, KStride: (hq + 2*hk) * D, VStride: (hq + 2*hk) * D},
 		AttentionDecode{Type: BF16, B: m, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Pages: &pages, MaxLength: 4096, Window: -1, Scratch: scratch, Ticket: flags},
-		AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Causal: true, Window: -1,
+		AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: D, Out: o, Q: at("q", 13), K: at("k", 17), V: at("v", 18), Causal: true, Window: -1, Ticket: flags,
 			Ragged: &Ragged{Pages: pages, Tokens: m, PoolTokens: 1 << 16, QoIndptr: at("qo_indptr", 20), TileBatch: at("tile_batch", 21), TileIndex: at("tile_index", 22), Tiles: ceilDiv(m, 64)}},
 		gate,
 		down,

@@ -35,6 +35,7 @@ type AttentionPrefill struct {
 	Mask                           Pointer // optional, dense, bool by strides (bytes), nonzero keeps
 	MaskRequest, MaskHead, MaskRow int64
 	KSteps, VSteps                 Pointer // ragged, optional, f32 [Hk]
+	Ticket                         Pointer // int32, 0 before and after; Hopper's kernels need it
 }
 
 // WorkMap lists the tiles of a ragged batch: of which request each is, and the how many-th of it.
@@ -134,9 +135,12 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		}
 		qm, km, vm := a.maps(keys)
 		shared := (128+4*keys)*2*a.D + 1024
-		grid := [3]int{a.Hq, ceilDiv(a.Lq, 128), a.B}
+		if a.Ticket.IsNil() {
+			return fmt.Errorf("%s: a ticket is required, got ticket %v", op, a.Ticket)
+		}
+		tiles, items := ceilDiv(a.Lq, 128), a.B*ceilDiv(a.Lq, 128)*a.Hq
 		if a.Ragged != nil {
-			grid = [3]int{a.Hq, r.Tiles, 1}
+			tiles, items = r.Tiles, r.Tiles*a.Hq
 		}
 		args := []Arg{{"q", qm}, {"k", km}, {"v", vm}}
 		if codes {
@@ -144,8 +148,9 @@ func (a AttentionPrefill) Launch(q Queue) error {
 			args = []Arg{{"q", qm}, {"k", a.K}, {"v", a.V}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}}
 		}
 		args = append(append(args, Arg{"out", a.Out}, Arg{"lse", a.LSE}), table...)
-		args = append(append(append(args, Arg{"sinks", a.Sinks}), heads...), tail...)
-		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: grid, Block: 384, Shared: shared, Overlap: overlap, Args: args})
+		args = append(append(append(args, Arg{"sinks", a.Sinks}, Arg{"ticket", a.Ticket}), heads...), tail...)
+		args = append(args, Arg{"tiles", int32(tiles)}, Arg{"items", int32(items)})
+		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{min(q.Target().SMs, items), 1, 1}, Block: 384, Shared: shared, Overlap: overlap, Args: args})
 	}
 	args := append([]Arg{{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}}, table...)
 	args = append(args, []Arg{{"mask", a.Mask}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"q_request_stride", a.QRequestStride}, {"q_token_stride", a.QTokenStride},

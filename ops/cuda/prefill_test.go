@@ -85,7 +85,7 @@ func testPrefill(t *testing.T, dt DType, c prefillCase, portable bool) {
 		}
 		return ((b*c.hq+h)*c.lq+i)*c.lk + j
 	}
-	a := AttentionPrefill{Type: dt, B: c.b, Hq: c.hq, Hk: c.hk, D: c.d, Lq: c.lq, Lk: c.lk, Out: b.out(dt, len(q)), LSE: b.out(F32, c.b*c.hq*c.lq), Q: b.put(dt, q), Causal: c.causal, Window: c.window, Softcap: float32(c.softcap)}
+	a := AttentionPrefill{Type: dt, B: c.b, Hq: c.hq, Hk: c.hk, D: c.d, Lq: c.lq, Lk: c.lk, Out: b.out(dt, len(q)), LSE: b.out(F32, c.b*c.hq*c.lq), Q: b.put(dt, q), Causal: c.causal, Window: c.window, Softcap: float32(c.softcap), Ticket: b.ints(0)}
 	if c.mask != "" {
 		a.Mask = b.alloc(len(keep)).Pointer
 		require.NoError(t, b.d.Upload(a.Mask, keep))
@@ -226,7 +226,7 @@ func TestDeviceAttentionRagged(t *testing.T) {
 						}
 						q, scale = decode(dt, encode(dt, q)), math.Ldexp(scale, -lift)
 					}
-					a := AttentionPrefill{Type: dt, Hq: c.hq, Hk: c.hk, D: c.d, Out: b.out(dt, len(q)), LSE: b.out(F32, c.hq*T), Q: b.put(dt, q), Causal: c.causal, Window: c.window, Softcap: float32(c.softcap), Scale: float32(scale),
+					a := AttentionPrefill{Type: dt, Hq: c.hq, Hk: c.hk, D: c.d, Out: b.out(dt, len(q)), LSE: b.out(F32, c.hq*T), Q: b.put(dt, q), Causal: c.causal, Window: c.window, Softcap: float32(c.softcap), Scale: float32(scale), Ticket: b.ints(0),
 						Ragged: &Ragged{Pages: Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(append(p.indices, 0)...), LastPageLen: b.ints(p.last...)}, Tokens: T, PoolTokens: p.pages * c.page}}
 					if c.codes {
 						kSteps, vSteps := make([]float64, c.hk), make([]float64, c.hk)
@@ -299,7 +299,7 @@ func TestDeviceSpeedPrefill(t *testing.T) {
 		causal          bool
 	}{{1, 2048, 32, 8, 128, true}, {4, 2048, 32, 8, 128, true}, {1, 8192, 32, 8, 128, true}, {1, 16384, 32, 8, 128, true}, {1, 8192, 32, 8, 128, false}, {1, 8192, 32, 8, 64, true}, {1, 8192, 16, 4, 256, true}} {
 		q, k, v := b.random(BF16, c.b*c.s*c.hq*c.d, 1), b.random(BF16, c.b*c.s*c.hk*c.d, 1), b.random(BF16, c.b*c.s*c.hk*c.d, 1)
-		a := AttentionPrefill{Type: BF16, B: c.b, Hq: c.hq, Hk: c.hk, D: c.d, Lq: c.s, Lk: c.s, Q: q, K: k, V: v, Out: b.out(BF16, c.b*c.s*c.hq*c.d), Causal: c.causal, Window: -1}
+		a := AttentionPrefill{Type: BF16, B: c.b, Hq: c.hq, Hk: c.hk, D: c.d, Lq: c.s, Lk: c.s, Q: q, K: k, V: v, Out: b.out(BF16, c.b*c.s*c.hq*c.d), Causal: c.causal, Window: -1, Ticket: b.ints(0)}
 		flops := 4 * float64(c.b) * float64(c.hq) * float64(c.s) * float64(c.s) * float64(c.d)
 		if c.causal {
 			flops /= 2
@@ -327,7 +327,7 @@ func TestDeviceSpeedPrefill(t *testing.T) {
 			flops += 4 * hq * d * (float64(n)*float64(c.kv[i]) - float64(n)*float64(n)/2)
 		}
 		T := int(indptr[len(indptr)-1])
-		a := AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: d, Out: b.out(BF16, T*hq*d), Q: b.random(BF16, T*hq*d, 1), K: b.random(c.pool, p.pages*c.page*hk*d, 1), V: b.random(c.pool, p.pages*c.page*hk*d, 1), Causal: true, Window: -1,
+		a := AttentionPrefill{Type: BF16, Hq: hq, Hk: hk, D: d, Out: b.out(BF16, T*hq*d), Q: b.random(BF16, T*hq*d, 1), K: b.random(c.pool, p.pages*c.page*hk*d, 1), V: b.random(c.pool, p.pages*c.page*hk*d, 1), Causal: true, Window: -1, Ticket: b.ints(0),
 			Ragged: &Ragged{Pages: Pages{PageSize: c.page, Indptr: b.ints(p.indptr...), Indices: b.ints(p.indices...), LastPageLen: b.ints(p.last...)}, Tokens: T, PoolTokens: p.pages * c.page}}
 		if c.pool == E4M3 {
 			a.KSteps, a.VSteps = b.random(F32, hk, 0.01), b.random(F32, hk, 0.01)
