@@ -282,9 +282,11 @@ func TestTanh(t *testing.T) {
 }
 
 // Forward and gradient of a long sequence need memory in proportion to its
-// length: the scores alone would be 256 MiB here. Measured 1.9 MB, 1 MB of it
-// the three further copies of dq.
+// length: the scores alone would be 256 MiB here. Measured 1.9 MB for two workers,
+// who each have buffers of their own, 1 MB of it the three further copies of dq.
 func TestAttentionMemoryIsLinear(t *testing.T) {
+	SetWorkers(2)
+	t.Cleanup(func() { SetWorkers(0) })
 	a := optest.Attention{B: 1, Lq: 8192, Lk: 8192, Hq: 1, Hkv: 1, D: 8, Dv: 8, Causal: true}
 	n := a.Lq * a.D
 	r := newAttnRun[float32](a, optest.Normals("q", n, 1), optest.Normals("k", n, 1), optest.Normals("v", n, 1), optest.Normals("dout", n, 1), nil)
