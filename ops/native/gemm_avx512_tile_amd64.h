@@ -17,6 +17,24 @@
 	VMOVUPS.Z (BX), K1, Z24 \
 	VMOVUPS.Z 64(BX), K2, Z25
 
+// LOOP does STEP, which ends with DEC of k, for every k. A masked load takes one of
+// the two ports of the multiply-adds on some CPUs, so whole rows go without.
+#define LOOP(full, part, end, STEP) \
+	TESTQ CX, CX                \
+	JZ    end                   \
+	CMPQ  8(DI), $32            \
+	JLT   part                  \
+full:                           \
+	VMOVUPS (BX), Z24           \
+	VMOVUPS 64(BX), Z25         \
+	STEP                        \
+	JNZ   full                  \
+	JMP   end                   \
+part:                           \
+	LOADB                       \
+	STEP                        \
+	JNZ   part
+
 // ROWS4 adds four rows of A that start at the register at, to the sums from
 // register n on.
 #define ROWS4(at, n, c0, c1, c2, c3, c4, c5, c6, c7) \
@@ -28,6 +46,31 @@
 	MULADD(27, Z27, n+2, c2, c3)   \
 	MULADD(28, Z28, n+4, c4, c5)   \
 	MULADD(29, Z29, n+6, c6, c7)
+
+// STEP12, STEP8 and STEP4 are the steps of a tile of so many rows.
+#define STEP12 \
+	ROWS4(SI, 0, Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7) \
+	ROWS4(R8, 8, Z8, Z9, Z10, Z11, Z12, Z13, Z14, Z15) \
+	ROWS4(R9, 16, Z16, Z17, Z18, Z19, Z20, Z21, Z22, Z23) \
+	ADDQ R12, SI \
+	ADDQ R12, R8 \
+	ADDQ R12, R9 \
+	ADDQ R13, BX \
+	DECQ CX
+
+#define STEP8 \
+	ROWS4(SI, 0, Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7) \
+	ROWS4(R8, 8, Z8, Z9, Z10, Z11, Z12, Z13, Z14, Z15) \
+	ADDQ R12, SI \
+	ADDQ R12, R8 \
+	ADDQ R13, BX \
+	DECQ CX
+
+#define STEP4 \
+	ROWS4(SI, 0, Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7) \
+	ADDQ R12, SI \
+	ADDQ R13, BX \
+	DECQ CX
 
 // FETCH4 asks for four rows of 32 columns at DX, AX apart (R14 three times that).
 #define FETCH4 \
@@ -94,20 +137,7 @@ fetched:
 	ZERO(Z18, Z19)
 	ZERO(Z20, Z21)
 	ZERO(Z22, Z23)
-	TESTQ CX, CX
-	JZ    end12
-
-loop12:
-	LOADB
-	ROWS4(SI, 0, Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7)
-	ROWS4(R8, 8, Z8, Z9, Z10, Z11, Z12, Z13, Z14, Z15)
-	ROWS4(R9, 16, Z16, Z17, Z18, Z19, Z20, Z21, Z22, Z23)
-	ADDQ R12, SI
-	ADDQ R12, R8
-	ADDQ R12, R9
-	ADDQ R13, BX
-	DECQ CX
-	JNZ  loop12
+	LOOP(full12, part12, end12, STEP12)
 
 end12:
 	EPILOGUE(plain12)
@@ -151,18 +181,7 @@ rows8:
 	ZERO(Z10, Z11)
 	ZERO(Z12, Z13)
 	ZERO(Z14, Z15)
-	TESTQ CX, CX
-	JZ    end8
-
-loop8:
-	LOADB
-	ROWS4(SI, 0, Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7)
-	ROWS4(R8, 8, Z8, Z9, Z10, Z11, Z12, Z13, Z14, Z15)
-	ADDQ R12, SI
-	ADDQ R12, R8
-	ADDQ R13, BX
-	DECQ CX
-	JNZ  loop8
+	LOOP(full8, part8, end8, STEP8)
 
 end8:
 	EPILOGUE(plain8)
@@ -194,16 +213,7 @@ rows4:
 	ZERO(Z2, Z3)
 	ZERO(Z4, Z5)
 	ZERO(Z6, Z7)
-	TESTQ CX, CX
-	JZ    end4
-
-loop4:
-	LOADB
-	ROWS4(SI, 0, Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7)
-	ADDQ R12, SI
-	ADDQ R13, BX
-	DECQ CX
-	JNZ  loop4
+	LOOP(full4, part4, end4, STEP4)
 
 end4:
 	EPILOGUE(plain4)
