@@ -240,7 +240,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 			b, rsb := panel, nr
 			t.stream = g.packed == nil && g.streams(cols, kc)
 			t.fetch = 0
-			if p == 0 && j+2*nr <= j1 {
+			if p == g.k0 && j+2*nr <= j1 {
 				t.fetch = nr
 			}
 			switch {
@@ -321,6 +321,10 @@ func (g *gemmOperands[T]) packB(dst []T, p, kc, j, cols, nr int) {
 	}
 	if g.transB {
 		packTransposed(dst, g.b[j*g.ldb+p:], g.ldb, kc, cols, nr)
+		return
+	}
+	if cols == 2*transposeEdge[T]() && packsColumns[T]() {
+		copyRows(unsafe.Pointer(&dst[0]), unsafe.Pointer(&g.b[p*g.ldb+j]), g.ldb*4, kc)
 		return
 	}
 	for q := range kc {

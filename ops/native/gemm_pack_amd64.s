@@ -270,3 +270,31 @@ row:
 	JNZ       row
 	VZEROUPPER
 	RET
+
+// func copyRowsAVX512(dst, src unsafe.Pointer, lds, rows int)
+//
+// Packs 32 columns of rows > 0 rows at src (row stride lds bytes) one behind the
+// other. Rows far apart lie on pages of their own, where nothing fetches the next
+// one: it is asked for 16 rows ahead.
+//	DI dst, SI source, R11 lds, R12 16 lds, CX rows left
+TEXT ·copyRowsAVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ lds+16(FP), R11
+	MOVQ rows+24(FP), CX
+	MOVQ R11, R12
+	SHLQ $4, R12
+
+copy:
+	PREFETCHT0 (SI)(R12*1)
+	PREFETCHT0 64(SI)(R12*1)
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS Z0, (DI)
+	VMOVUPS Z1, 64(DI)
+	ADDQ    R11, SI
+	ADDQ    $128, DI
+	DECQ    CX
+	JNZ     copy
+	VZEROUPPER
+	RET

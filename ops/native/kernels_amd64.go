@@ -95,6 +95,12 @@ func packColumns(dst, src unsafe.Pointer, lds, k int) {
 }
 
 //go:noescape
+func copyRowsAVX512(dst, src unsafe.Pointer, lds, rows int)
+
+// copyRows packs 32 columns of rows > 0 rows.
+func copyRows(dst, src unsafe.Pointer, lds, rows int) { copyRowsAVX512(dst, src, lds, rows) }
+
+//go:noescape
 func streamAVX512(t *tileArgs)
 
 // stream runs the tile for few rows on a B stored [n,k].
