@@ -157,6 +157,7 @@ var works = []struct {
 	{"sgemm 1024^3", "mm", 2 << 30},
 	{"bf16 gemm 1024^3", "mm of bf16", 2 << 30},
 	{"bf16 gemm 1024^3, B stored", "mm of bf16", 2 << 30},
+	{"bf16 gemm 1024^3, both stored", "mm of bf16", 2 << 30},
 	{"attention forward", "SDPA", 0},
 	{"attention forward and backward", "SDPA", 0},
 	{"prefill 512 f32", "transformers", 0},

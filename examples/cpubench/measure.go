@@ -31,18 +31,19 @@ func measure(ctx context.Context, text string, t times) error {
 }
 
 // products are square ones: float32; float32 operands multiplied as bf16, which
-// are rounded in that time; and with B stored as bf16. The peer's are both bf16
-// before, and so is its result.
+// are rounded in that time; with B stored as bf16; and with both, as the peer's
+// are, whose result is bf16 too.
 func products(t times) {
 	const n = 1024
 	a, b, c := normals(n*n), normals(n*n), make([]float32, n*n)
 	t.add("sgemm 1024^3", fastest(20, func() { native.Gemm(false, false, n, n, n, 1, a, n, b, n, 0, c, n) }))
 	t.add("bf16 gemm 1024^3", fastest(20, func() { native.BF16LinearGradInput(c, a, b, n, n, n) }))
-	stored := make([]uint16, n*n)
-	for i, v := range b {
-		stored[i] = uint16(dtype.ToBF16(v))
+	sa, sb := make([]uint16, n*n), make([]uint16, n*n)
+	for i := range sa {
+		sa[i], sb[i] = uint16(dtype.ToBF16(a[i])), uint16(dtype.ToBF16(b[i]))
 	}
-	t.add("bf16 gemm 1024^3, B stored", fastest(20, func() { native.BF16LinearStoredGradInput(c, a, stored, n, n, n) }))
+	t.add("bf16 gemm 1024^3, B stored", fastest(20, func() { native.BF16LinearStoredGradInput(c, a, sb, n, n, n) }))
+	t.add("bf16 gemm 1024^3, both stored", fastest(20, func() { native.BF16MatMul(c, sa, sb, n, n, n, false, false) }))
 }
 
 // attention is causal, B1 H8 T2048 D64.

@@ -42,6 +42,7 @@ print(json.dumps({
     "sgemm 1024^3": fastest(20, lambda: torch.mm(a, b, out=c)),
     "bf16 gemm 1024^3": bf16,
     "bf16 gemm 1024^3, B stored": bf16,
+    "bf16 gemm 1024^3, both stored": bf16,
     "attention forward": fastest(10, forward),
     "attention forward and backward": fastest(10, both),
 }))

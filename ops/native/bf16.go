@@ -129,6 +129,29 @@ func BF16LinearStoredGradInput(dx, dy []float32, w []uint16, m, n, k int) {
 	gemmBF16(false, false, m, k, n, 1, pairSource{wide: dy, ld: n}, pairSource{stored: w, ld: k}, 0, nil, 0, dx, k)
 }
 
+// BF16MatMul computes c[M,N] = op(a) op(b) of matrices stored in bf16, op(a) [M,K]
+// and op(b) [K,N]: op(x) is x, or its transpose when the flag is set. Subnormal
+// operands count as zero.
+func BF16MatMul(c []float32, a, b []uint16, m, n, k int, transA, transB bool) {
+	lda, ldb := k, n
+	if transA {
+		lda = m
+	}
+	if transB {
+		ldb = k
+	}
+	if multipliesPairs[float32]() {
+		gemmBF16(transA, transB, m, n, k, 1, pairSource{stored: a, ld: lda}, pairSource{stored: b, ld: ldb}, 0, nil, 0, c, n)
+		return
+	}
+	ra, rb := takeScratch[float32](m*k), takeScratch[float32](k*n)
+	CodedBF16.widen(ra, storedBytes(a))
+	CodedBF16.widen(rb, storedBytes(b))
+	bf16Products(transA, transB, m, n, k, 1, ra, lda, rb, ldb, 0, c, n, c, n)
+	giveScratch(ra)
+	giveScratch(rb)
+}
+
 // storedBytes is the memory of w.
 func storedBytes(w []uint16) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 2*len(w))

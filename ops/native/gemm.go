@@ -61,7 +61,7 @@ func (g *gemmArgs[T]) compute() {
 	}
 	g.mc, g.nc = gemmMC, gemmNC
 	if g.tiles {
-		g.mc, g.nc = amxBlock, amxBlock
+		g.mc, g.nc = amxUnitRows, amxUnitCols
 	}
 	g.mBlocks = ceilDiv(m, g.mc)
 	if g.mBlocks == 1 {
@@ -110,7 +110,7 @@ func (g *gemmArgs[T]) streamB() {
 
 // needsPackedA says that tiles should not read op(A) where it lies: a transposed
 // A is far apart along k, and some row strides put a tile's rows in few sets.
-func (g *gemmOperands[T]) needsPackedA() bool { return g.transA || g.lda%gemmSets == 0 }
+func (g *gemmOperands[T]) needsPackedA() bool { return !g.tiles && (g.transA || g.lda%gemmSets == 0) }
 
 // gemmSerial is Gemm on the calling goroutine, for use inside a unit of another
 // kernel. Meant for tiles: A is read where it lies, B is packed a panel at a
@@ -181,19 +181,20 @@ func launchGemm[T Float](g *gemmArgs[T]) {
 
 func launchGemmPack[T Float](g *gemmArgs[T]) {
 	k := pick[gemmArgs[T]](gemmPack32, gemmPack64)
-	k.launch(g.words.units+ceilDiv(g.n, gemmPackCols), *g)
+	k.launch(max(g.words.units, ceilDiv(g.n, gemmPackCols)), *g)
 }
 
-// gemmPackUnit makes a part of A, or packs gemmPackCols columns of op(B).
+// gemmPackUnit makes its share of A and packs its share of op(B), gemmPackCols
+// columns at a time: who will need the first rows or columns makes them.
 func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
-	if i < g.words.units {
-		pairWordsUnit(&g.words, i)
-		return
+	blocks := ceilDiv(g.n, gemmPackCols)
+	units := max(g.words.units, blocks)
+	for w := i * g.words.units / units; w < (i+1)*g.words.units/units; w++ {
+		pairWordsUnit(&g.words, w)
 	}
-	i -= g.words.units
 	nr, kc := tileCols[T](), g.kEnd-g.k0
-	end := min((i+1)*gemmPackCols, g.n)
-	for j := i * gemmPackCols; j < end; j += nr {
+	end := min((i+1)*blocks/units*gemmPackCols, g.n)
+	for j := i * blocks / units * gemmPackCols; j < end; j += nr {
 		g.packB(g.packed[j*kc:], g.k0, kc, j, min(nr, end-j), nr)
 	}
 }
@@ -202,15 +203,20 @@ func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
 func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	nr := tileCols[T]()
 	// Units that follow each other share the columns of B for a few blocks of
-	// rows, and workers who begin far from each other have rows of their own.
-	nBlocks := ceilDiv(g.n, g.nc)
-	band := unit / (gemmBand * nBlocks) * gemmBand
-	height := min(gemmBand, g.mBlocks-band)
-	unit -= band * nBlocks
-	i0 := (band + unit%height) * g.mc
-	i1 := min(i0+g.mc, g.m)
-	j0 := unit / height * g.nc
-	j1 := min(j0+g.nc, g.n)
+	// rows, and workers who begin far from each other have rows of their own; or,
+	// for AMX, columns, of which a unit has many.
+	row, col := 0, 0
+	if g.tiles {
+		row, col = unit%g.mBlocks, unit/g.mBlocks
+	} else {
+		nBlocks := ceilDiv(g.n, g.nc)
+		band := unit / (gemmBand * nBlocks) * gemmBand
+		height := min(gemmBand, g.mBlocks-band)
+		unit -= band * nBlocks
+		row, col = band+unit%height, unit/height
+	}
+	i0, j0 := row*g.mc, col*g.nc
+	i1, j1 := min(i0+g.mc, g.m), min(j0+g.nc, g.n)
 	t := g.firstPass()
 	if g.k0 > 0 {
 		t.nextPass()

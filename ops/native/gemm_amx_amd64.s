@@ -19,16 +19,18 @@
 // and B 32 columns; k is a multiple of 16 words, zeros beyond the operands.
 //
 // Bound: 16 cycles a TDPBF16PS, 1024 flop a cycle; with 32 rows a step is four of
-// them against four loads of 8 cycles: measured, 190 ns for the 128 words of a
-// pass from L1. An end through the stack takes 70 ns, and the configuration with
-// its release 85 ns: once a call, which is why a call takes all rows and columns of
-// a unit.
+// them against four loads of 8 cycles from L1, and 4 KB where they come from L2,
+// which gives 40 bytes a cycle. So 32 rows of A meet all panels of B one after the
+// other, and B is loaded with the hint that it is not needed again, so that A stays.
+// An end through the stack takes 70 ns, and the configuration with its release
+// 85 ns: once a call, which is why a call takes all rows and columns of a unit.
 //
 //	tmm0..tmm3  sums: rows 0..15 of columns 0..15 and 16..31, then rows 16..31
 //	tmm4, tmm5  A, rows 0..15 and 16..31
 //	tmm6, tmm7  B, columns 0..15 and 16..31
-//	DI args, R10 rows left, R11 A, R12 C, R13 S, R14 0: C is alpha times sums + beta
-//	S, 1: it is the sums, 2: sums begin with it, R15 1: without a buffer between
+//	DI args, whose rows, A, C and S move on with the rows; R10 rows left, R11 A,
+//	R12 C, R13 S, cols-8(SP) columns left, b-16(SP) B, R14 0: C is alpha times sums
+//	+ beta S, 1: it is the sums, 2: sums begin with it, R15 1: without a buffer between
 //	in the loop over k: SI A, DX A at row 16, CX rsa, BX B, AX rsb, R8 words left
 //	at the end: SI sums, 128 bytes a row, CX rows left, AX ldc, R9 lds
 //
@@ -42,6 +44,8 @@
 
 // TILELOAD loads tile t from the bytes of a SIB operand with an 8-bit offset.
 #define TILELOAD(t, sib, off) BYTE $0xC4; BYTE $0xE2; BYTE $0x7B; BYTE $0x4B; BYTE $(0x44 + t*8); BYTE $sib; BYTE $off
+// TILESTREAM is TILELOAD of what is not needed again.
+#define TILESTREAM(t, sib, off) BYTE $0xC4; BYTE $0xE2; BYTE $0x79; BYTE $0x4B; BYTE $(0x44 + t*8); BYTE $sib; BYTE $off
 #define TILESTORE(t, sib, off) BYTE $0xC4; BYTE $0xE2; BYTE $0x7A; BYTE $0x4B; BYTE $(0x44 + t*8); BYTE $sib; BYTE $off
 
 // TDPBF16(c, a, b) adds the products of tiles a and b to c.
@@ -54,7 +58,7 @@
 #define DX_AX 0x02
 
 // func tileAMX(t *tileArgs)
-TEXT ·tileAMX(SB), 0, $4160-8
+TEXT ·tileAMX(SB), 0, $4176-8
 	MOVQ t+0(FP), DI
 	LEAQ amxConfig<>(SB), AX
 	LDTILECFG_AX
@@ -64,41 +68,45 @@ TEXT ·tileAMX(SB), 0, $4160-8
 	// How sums begin and end.
 	XORL R14, R14
 	CMPL 96(DI), $0x3f800000
-	JNE  panel
+	JNE  rows
 	MOVQ 64(DI), R13
 	INCQ R14
 	TESTQ R13, R13
-	JZ   panel
+	JZ   rows
 	DECQ R14
 	CMPL 100(DI), $0x3f800000
-	JNE  panel
+	JNE  rows
 	CMPQ R13, 80(DI)
-	JNE  panel
+	JNE  rows
 	MOVQ 72(DI), R13
 	CMPQ R13, 88(DI)
-	JNE  panel
+	JNE  rows
 	MOVQ $2, R14
 
-panel:
-	// K1 and K2 from cols: the low 32 bits of (1 << cols) - 1.
+rows:
+	MOVQ 0(DI), R10
+	MOVQ 24(DI), R11
+	MOVQ 64(DI), R13
+	MOVQ 80(DI), R12
+	MOVQ 48(DI), AX
+	MOVQ AX, b-16(SP)
+	MOVQ 8(DI), R8
+	MOVQ R8, cols-8(SP)
+
+tile:
+	// K1 and K2 from the columns left: the low 32 bits of (1 << cols) - 1.
 	MOVQ  $32, CX
-	CMPQ  8(DI), CX
-	CMOVQLT 8(DI), CX
+	CMPQ  R8, CX
+	CMOVQLT R8, CX
 	MOVQ  $1, AX
 	SHLQ  CX, AX
 	DECQ  AX
 	KMOVW AX, K1
 	SHRQ  $16, AX
 	KMOVW AX, K2
-	MOVQ  0(DI), R10
-	MOVQ  24(DI), R11
-	MOVQ  64(DI), R13
-	MOVQ  80(DI), R12
-
-tile:
-	MOVQ 88(DI), AX
-	CMPQ 8(DI), $64
-	JLT  fetched
+	MOVQ  88(DI), AX
+	CMPQ  R8, $64
+	JLT   fetched
 
 	// C of the next panel is fetched.
 	MOVQ $32, CX
@@ -119,7 +127,7 @@ fetched:
 	XORL R15, R15
 	TESTQ R14, R14
 	JZ   begin
-	CMPQ 8(DI), $32
+	CMPQ R8, $32
 	JLT  begin
 	CMPQ R10, $32
 	JGE  whole
@@ -144,7 +152,7 @@ more:
 	MOVQ R12, SI
 	TESTQ R15, R15
 	JNZ  load
-	LEAQ buf-4160(SP), SI
+	LEAQ buf-4176(SP), SI
 	ADDQ $63, SI
 	ANDQ $~63, SI
 	MOVQ SI, R9
@@ -178,7 +186,7 @@ load:
 products:
 	MOVQ R11, SI
 	MOVQ 32(DI), CX
-	MOVQ 48(DI), BX
+	MOVQ b-16(SP), BX
 	MOVQ 56(DI), AX
 	MOVQ 16(DI), R8
 	MOVQ CX, DX
@@ -190,10 +198,10 @@ products:
 	JLT  end
 
 loop32:
-	TILELOAD(6, BX_AX, 0)
+	TILESTREAM(6, BX_AX, 0)
 	TILELOAD(4, SI_CX, 0)
 	TDPBF16(0, 4, 6)
-	TILELOAD(7, BX_AX, 64)
+	TILESTREAM(7, BX_AX, 64)
 	TDPBF16(1, 4, 7)
 	TILELOAD(5, DX_CX, 0)
 	TDPBF16(2, 5, 6)
@@ -210,10 +218,10 @@ rows16:
 	JLT  end
 
 loop16:
-	TILELOAD(6, BX_AX, 0)
+	TILESTREAM(6, BX_AX, 0)
 	TILELOAD(4, SI_CX, 0)
 	TDPBF16(0, 4, 6)
-	TILELOAD(7, BX_AX, 64)
+	TILESTREAM(7, BX_AX, 64)
 	TDPBF16(1, 4, 7)
 	ADDQ $64, SI
 	ADDQ $2048, BX
@@ -225,7 +233,7 @@ end:
 	MOVQ 88(DI), AX
 	TESTQ R15, R15
 	JNZ  store
-	LEAQ buf-4160(SP), SI
+	LEAQ buf-4176(SP), SI
 	ADDQ $63, SI
 	ANDQ $~63, SI
 	MOVQ $128, AX
@@ -245,13 +253,11 @@ stored:
 	MOVQ 88(DI), AX
 	MOVQ 72(DI), R9
 	TESTQ R15, R15
-	JZ   rest
-	MOVQ AX, CX
-	SHLQ $5, CX
-	ADDQ CX, R12
-	JMP  next
+	JNZ  next
 
 rest:
+	MOVQ  R12, DX
+	MOVQ  R13, R8
 	MOVQ  $32, CX
 	CMPQ  R10, CX
 	CMOVQLT R10, CX
@@ -263,15 +269,15 @@ rest:
 add:
 	VMULPS      (SI), Z30, Z0
 	VMULPS      64(SI), Z30, Z1
-	VMOVUPS.Z   (R13), K1, Z2
-	VMOVUPS.Z   64(R13), K2, Z3
+	VMOVUPS.Z   (R8), K1, Z2
+	VMOVUPS.Z   64(R8), K2, Z3
 	VFMADD231PS Z2, Z31, Z0
 	VFMADD231PS Z3, Z31, Z1
-	VMOVUPS     Z0, K1, (R12)
-	VMOVUPS     Z1, K2, 64(R12)
+	VMOVUPS     Z0, K1, (DX)
+	VMOVUPS     Z1, K2, 64(DX)
 	ADDQ        $128, SI
-	ADDQ        AX, R12
-	ADDQ        R9, R13
+	ADDQ        AX, DX
+	ADDQ        R9, R8
 	DECQ        CX
 	JNZ         add
 	JMP         next
@@ -279,10 +285,10 @@ add:
 plain:
 	VMULPS  (SI), Z30, Z0
 	VMULPS  64(SI), Z30, Z1
-	VMOVUPS Z0, K1, (R12)
-	VMOVUPS Z1, K2, 64(R12)
+	VMOVUPS Z0, K1, (DX)
+	VMOVUPS Z1, K2, 64(DX)
 	ADDQ    $128, SI
-	ADDQ    AX, R12
+	ADDQ    AX, DX
 	DECQ    CX
 	JNZ     plain
 	JMP     next
@@ -290,30 +296,44 @@ plain:
 copy:
 	VMOVUPS (SI), Z0
 	VMOVUPS 64(SI), Z1
-	VMOVUPS Z0, K1, (R12)
-	VMOVUPS Z1, K2, 64(R12)
+	VMOVUPS Z0, K1, (DX)
+	VMOVUPS Z1, K2, 64(DX)
 	ADDQ    $128, SI
-	ADDQ    AX, R12
+	ADDQ    AX, DX
 	DECQ    CX
 	JNZ     copy
 
 next:
-	MOVQ 32(DI), CX
-	SHLQ $5, CX
-	ADDQ CX, R11
-	SUBQ $32, R10
+	// The next panel.
+	ADDQ $128, R12
+	TESTQ R13, R13
+	JZ   unadded
+	ADDQ $128, R13
+
+unadded:
+	MOVQ 112(DI), CX
+	ADDQ CX, b-16(SP)
+	MOVQ cols-8(SP), R8
+	SUBQ $32, R8
+	MOVQ R8, cols-8(SP)
 	JG   tile
 
-	// The next panel.
-	SUBQ $32, 8(DI)
-	JLE  done
-	MOVQ 112(DI), CX
-	ADDQ CX, 48(DI)
-	ADDQ $128, 80(DI)
+	// The next rows.
+	MOVQ 32(DI), CX
+	SHLQ $5, CX
+	ADDQ CX, 24(DI)
+	MOVQ 88(DI), CX
+	SHLQ $5, CX
+	ADDQ CX, 80(DI)
 	CMPQ 64(DI), $0
-	JEQ  panel
-	ADDQ $128, 64(DI)
-	JMP  panel
+	JEQ  below
+	MOVQ 72(DI), CX
+	SHLQ $5, CX
+	ADDQ CX, 64(DI)
+
+below:
+	SUBQ $32, 0(DI)
+	JG   rows
 
 done:
 	TILERELEASE

@@ -24,6 +24,15 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 	if m <= 0 || n <= 0 {
 		return
 	}
+	// Tiles can take words as they lie in memory, whatever the order of two, if B's
+	// are in the same: whole tiles of rows and k, for nothing is added.
+	if gemmKernel == amxKernel && !transA && a.stored != nil && b.stored != nil && k > 0 &&
+		m%pairUnit == 0 && k%(2*amxWords) == 0 && a.ld%2 == 0 && (!transB || b.ld%2 == 0) {
+		b.direct = true
+		w := pairArgs{dst: a.words(), ldd: a.ld / 2, rows: true, m: m, k: k, words: k / 2}
+		w.multiply(transB, n, alpha, b, beta, s, lds, c, ldc)
+		return
+	}
 	w := wordsOf(transA, m, k, a)
 	w.multiply(transB, n, alpha, b, beta, s, lds, c, ldc)
 	giveScratch(w.dst)
@@ -79,12 +88,13 @@ func pairProduct(transA bool, m, n, k int, alpha float32, a []float32, lda int, 
 }
 
 const (
-	pairCols = 32 // columns that the assembly pairs at a time
-	pairUnit = 16 // rows of words in a unit
-	amxRows  = 32 // of four AMX tiles; they read whole blocks of 16 rows and amxWords words
-	amxWords = 16
-	amxBlock = 128 // rows and columns of a unit
-	amxPass  = 512 // words of a pass: a launch takes no more
+	pairCols    = 32 // columns that the assembly pairs at a time
+	pairUnit    = 16 // rows of words in a unit
+	amxRows     = 32 // of four AMX tiles; they read whole blocks of 16 rows and amxWords words
+	amxWords    = 16
+	amxUnitRows = 64
+	amxUnitCols = 512 // 1 MB of a pass's words stay in L2
+	amxPass     = 512 // words of a pass: a launch takes no more
 )
 
 // pairArgs turn op(A) [m,k] into words: rows of words, or columns.
@@ -137,7 +147,13 @@ type pairSource struct {
 	codes  []byte
 	format FP8
 	ld     int
-	k      int // of op(B): its rows
+	k      int  // of op(B): its rows
+	direct bool // words are those that lie in memory, with the smaller k below
+}
+
+// words are the stored numbers of a row by twos.
+func (s *pairSource) words() []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(s.stored))), len(s.stored)/2)
 }
 
 // row pairs n > 0 numbers from at on.
@@ -170,6 +186,16 @@ func (s *pairSource) rows(dst []float32, ldd, at, rows, cols int) {
 func (s *pairSource) pack(panel []float32, turned bool, p, kc, j, cols, nr int) {
 	n := min(2*kc, s.k-2*p)
 	words := ceilDiv(n, 2)
+	if s.direct {
+		if turned {
+			packTransposed(panel, s.words()[j*s.ld/2+p:], s.ld/2, kc, cols, nr)
+			return
+		}
+		// From the last rows to the first, the second of two is above.
+		last := 2*(p+kc) - 1
+		pairRowsStored(&panel[(kc-1)*nr], -nr*4, &s.stored[last*s.ld+j], -s.ld*2, n, cols)
+		return
+	}
 	if !turned {
 		s.rows(panel, nr, 2*p*s.ld+j, n, cols)
 		clear(panel[words*nr : kc*nr])
