@@ -1,5 +1,5 @@
 // Kimi Delta Attention of one token a row: the core on a pool of states, the same with everything around it in one launch,
-// and the two kernels of the seed's contract.
+// and the two kernels of ops.FusedDecode.
 //
 //   S <- diag(exp g) S,  delta = beta (v - S' k),  S <- S + k delta',  o = scale S' q = scale (S' (exp(g) q) + delta (k.q))
 //
@@ -447,7 +447,7 @@ template <class T, bool FUSED> __device__ __forceinline__ void head(const HeadAr
   }
 HEAD(bf16) HEAD(f16) HEAD(f32)
 
-// The first kernel of the seed's contract: state [C,W] drops its oldest column and takes x [C]; y = a sigmoid(a), a the
+// The first kernel of ops.FusedDecode: state [C,W] drops its oldest column and takes x [C]; y = a sigmoid(a), a the
 // product of the line with w [C,W]. A thread owns a channel.
 extern "C" __global__ void __launch_bounds__(128) k3_kda_conv_update_f32(const float* x, const float* w, float* state, float* y, uint32_t channels,
                                                                         uint32_t width) {
