@@ -74,6 +74,9 @@ func Open(path string) (*Checkpoint, error) {
 // OpenReaderAt opens a safetensors or GGUF file of size bytes behind r, which
 // must allow calls from several goroutines and outlive the checkpoint.
 func OpenReaderAt(r io.ReaderAt, size int64) (*Checkpoint, error) {
+	if r == nil {
+		return nil, errors.New("checkpoint: the reader is missing (nil)")
+	}
 	return openOne(&source{r: r, size: size})
 }
 

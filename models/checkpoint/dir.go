@@ -32,6 +32,9 @@ func WriteDir(dir string, fill func(tmp string) error) (err error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return errors.New("it exists and is not a folder")
 	}
+	if fill == nil {
+		return errors.New("the function that fills it is missing (nil)")
+	}
 	parent := filepath.Dir(dir)
 	if err := os.MkdirAll(parent, 0o777); err != nil {
 		return err

@@ -46,7 +46,14 @@ func Save(path string, tensors iter.Seq[Entry], opt SaveOptions) error {
 	if opt.MaxShardBytes < 0 {
 		return fmt.Errorf("checkpoint: save %s: MaxShardBytes must not be negative, it is %d", path, opt.MaxShardBytes)
 	}
-	entries, err := collect(tensors)
+	if tensors == nil {
+		return fmt.Errorf("checkpoint: save %s: the tensors are missing (nil)", path)
+	}
+	var entries []Entry
+	err := mapped(func() (err error) {
+		entries, err = collect(tensors)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("checkpoint: save %s: %w", path, err)
 	}
@@ -257,7 +264,7 @@ func writeFile(w io.Writer, entries []Entry, metadata map[string]string) error {
 	}
 	for _, e := range entries {
 		count := &exactWriter{w: buf, left: e.bytes}
-		if err := e.Write(count); err != nil {
+		if err := mapped(func() error { return e.Write(count) }); err != nil {
 			return fmt.Errorf("tensor %q: %w", e.Name, err)
 		}
 		if count.left != 0 {

@@ -333,3 +333,30 @@ for f in files:
 	require.NoError(t, err, string(out))
 	require.Equal(t, "f F32 [[1.5], [-2.0]]\nh F16 [0.0999755859375]\ni I64 1099511627776\n", string(out))
 }
+
+// TestSavingWhatIsGone: values in a file that was closed, and functions that are
+// missing, are errors, and the old checkpoint stays.
+func TestSavingWhatIsGone(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, save(dir, SaveOptions{}, layers(2, 1)...))
+	other := filepath.Join(t.TempDir(), "x.safetensors")
+	require.NoError(t, save(other, SaveOptions{}, Values("a", make([]float32, 1<<20), 1<<20)))
+	ck, err := Open(other)
+	require.NoError(t, err)
+	a, _ := ck.Lookup("a")
+	w, ok := View[float32](a)
+	if !ok {
+		t.Skip("files are not mapped here")
+	}
+	require.NoError(t, ck.Close())
+	for _, e := range []Entry{Values("a", w, 1<<20), Rounded("a", dtype.BFloat16, w, 1<<20)} {
+		require.ErrorContains(t, save(dir, SaveOptions{}, e), `tensor "a": the file was shortened or failed while it was mapped`)
+	}
+	gone := func(yield func(Entry) bool) { yield(Values("a", append([]float32(nil), w...), 1<<20)) }
+	require.ErrorContains(t, Save(dir, gone, SaveOptions{}), "the file was shortened or failed while it was mapped")
+	require.EqualError(t, Save(dir, nil, SaveOptions{}), "checkpoint: save "+dir+": the tensors are missing (nil)")
+	require.ErrorContains(t, WriteDir(dir, nil), "the function that fills it is missing (nil)")
+	_, err = OpenReaderAt(nil, 8)
+	require.EqualError(t, err, "checkpoint: the reader is missing (nil)")
+	requireLayers(t, dir, 2, 1)
+}

@@ -77,10 +77,31 @@ func (s *source) close() error {
 // more than the largest quantised block.
 const bufferSize = 256 << 10
 
+// mapped runs use, which may read a mapped file: one that somebody shortened, or
+// closed, gives an error, not a crash.
+func mapped(use func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		fault, ok := p.(interface {
+			error
+			Addr() uintptr
+		})
+		if !ok {
+			panic(p)
+		}
+		err = fmt.Errorf("the file was shortened or failed while it was mapped: %w", fault)
+	}()
+	return use()
+}
+
 // pieces calls use with consecutive parts of the n bytes at off, each a whole
 // number of units long: all at once when mapped. A mapped file that was
 // shortened by someone else gives an error, not a crash.
-func (s *source) pieces(off, n int64, unit int, use func(p []byte)) (err error) {
+func (s *source) pieces(off, n int64, unit int, use func(p []byte)) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closed {
@@ -90,22 +111,13 @@ func (s *source) pieces(off, n int64, unit int, use func(p []byte)) (err error) 
 		return fmt.Errorf("%s: bytes %d to %d lie outside the file of %d", s.path, off, off+n, s.size)
 	}
 	if s.mem != nil {
-		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-		defer func() {
-			p := recover()
-			if p == nil {
-				return
-			}
-			fault, ok := p.(interface {
-				error
-				Addr() uintptr
-			})
-			if !ok {
-				panic(p)
-			}
-			err = fmt.Errorf("%s: the file was shortened or failed while it was mapped: %w", s.path, fault)
-		}()
-		use(s.mem[off : off+n : off+n])
+		err := mapped(func() error {
+			use(s.mem[off : off+n : off+n])
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.path, err)
+		}
 		return nil
 	}
 	buf := make([]byte, min(n, int64(bufferSize/unit*unit)))
