@@ -158,6 +158,10 @@ func load(c Config, s *source) (m *Transformer, report LoadReport, err error) {
 	if report, err = made.assign(s); err != nil {
 		return nil, report, err
 	}
+	for _, p := range made.params.All() {
+		// Some lie in the file: training would move the others alone.
+		p.Frozen = p.Frozen || !s.kept.wide
+	}
 	return made, report, nil
 }
 

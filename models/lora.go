@@ -79,7 +79,14 @@ type Adapted struct {
 
 // adapterNames are the parameters' names of a layer.
 func adapterNames(module string) (a, b string) {
-	return module + ".lora_A.weight", module + ".lora_B.weight"
+	return module + endA, module + endB
+}
+
+const endA, endB = ".lora_A.weight", ".lora_B.weight"
+
+// ofAdapter reports whether a parameter is an adapter's and not the model's own.
+func ofAdapter(name string) bool {
+	return strings.HasSuffix(name, endA) || strings.HasSuffix(name, endB)
 }
 
 // adapted reports whether the layer of a weight has an adapter.
@@ -96,6 +103,9 @@ func adapted(w *graph.Node) bool {
 func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
 	if err := l.Check(); err != nil {
 		return nil, fmt.Errorf("models: LoRA: %w", err)
+	}
+	if err := m.usable(); err != nil {
+		return nil, err
 	}
 	modules, err := m.linears()
 	if err != nil {
@@ -273,6 +283,9 @@ func (ad *Adapted) Packed(b *graph.Builder, s Packed) *graph.Node {
 // rounded where those are stored in 16 bits and in float32 where they are in fewer.
 // ad stays as it is.
 func (ad *Adapted) Merge() (*Transformer, error) {
+	if err := ad.usable(); err != nil {
+		return nil, err
+	}
 	m, err := New(ad.Config)
 	if err != nil {
 		return nil, err

@@ -30,10 +30,10 @@ type Opened struct {
 //
 // Matrices are kept as the file has them: in 16 bits, in 8-bit floats, and in the
 // block codings that ops read (Q8_0, Q4_0, Q4_1); other codings are decoded to
-// float32. Where the system maps files a weight is the memory of the file: opening
-// reads headers and vectors only, the weight is frozen and must not be written
-// to, and the file must stay as it is until Close. Options change that: a model
-// that is to be trained is opened with Widen.
+// float32. All weights are frozen: a model that is to be trained, other than by
+// adapters, is opened with Widen. Where the system maps files a matrix is the
+// memory of the file: opening reads headers and vectors only, the matrix must not
+// be written to, and the file must stay as it is until Close.
 func Open(path string, opts ...Option) (*Opened, error) {
 	kept, err := storageOf(opts)
 	if err != nil {

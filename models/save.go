@@ -31,7 +31,8 @@ func As(dt dtype.DType) SaveOption { return func(s *saving) { s.as = dt } }
 
 // Save writes the model as a Hugging Face folder: config.json and
 // model.safetensors, or its shards with their index. The folder is replaced as a
-// whole; on an error the old one is as it was.
+// whole; on an error the old one is as it was. Adapters on the model are not in
+// it: Adapted.Save writes those, Adapted.Merge adds them to the weights.
 func (m *Transformer) Save(dir string, opts ...SaveOption) error {
 	var s saving
 	for _, o := range opts {
@@ -45,6 +46,9 @@ func (m *Transformer) Save(dir string, opts ...SaveOption) error {
 func (m *Transformer) WriteFiles(dir string) error { return m.writeFiles(dir, saving{}) }
 
 func (m *Transformer) writeFiles(dir string, s saving) error {
+	if err := m.usable(); err != nil {
+		return err
+	}
 	stored := dtype.Float32
 	if table := m.params.Get(tableName); table != nil && table.Type.DType != dtype.UInt8 {
 		stored = table.Type.DType
@@ -67,7 +71,7 @@ func (m *Transformer) writeFiles(dir string, s saving) error {
 func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 	return func(yield func(checkpoint.Entry) bool) {
 		for _, p := range m.params.All() {
-			if p.State || as != dtype.Invalid && m.isSteps(p) {
+			if p.State || ofAdapter(p.Name) || as != dtype.Invalid && m.isSteps(p) {
 				continue
 			}
 			stored := as

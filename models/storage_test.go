@@ -134,3 +134,54 @@ func lastLine(out []byte) string {
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	return lines[len(lines)-1]
 }
+
+// TestOpenedAsStoredIsNotTrained: without Widen no weight is, not even a vector
+// of float32.
+func TestOpenedAsStoredIsNotTrained(t *testing.T) {
+	const dir = "testdata/golden/llama_untied_bias"
+	for _, opts := range [][]models.Option{nil, {models.Store16(dtype.BFloat16)}, {models.Widen()}} {
+		o, err := models.Open(dir, opts...)
+		require.NoError(t, err)
+		b := graph.New(graph.Share(o.Params()))
+		loss, _ := o.Loss(b, 1, 4, 0, 0)
+		_, err = b.Grad(loss, b.Params()...)
+		if len(opts) == 1 && o.Params().All()[0].Trainable() {
+			require.NoError(t, err)
+			continue
+		}
+		require.EqualError(t, err, "graph: Grad: nothing to differentiate by: the graph has no trainable parameters")
+	}
+}
+
+// TestAClosedModelSaysSo: what would read its weights is an error, and a folder
+// that is there stays as it was.
+func TestAClosedModelSaysSo(t *testing.T) {
+	const closed = "models: the model is closed, and the files of its weights with it"
+	o, err := models.Open("testdata/golden/llama_untied_bias")
+	require.NoError(t, err)
+	ad, err := o.Adapt(models.LoRA{Rank: 1, Alpha: 1}, 0)
+	require.NoError(t, err)
+	to := filepath.Join(t.TempDir(), "saved")
+	require.NoError(t, o.Save(to))
+	require.NoError(t, o.Close())
+	require.NoError(t, o.Close())
+	require.ErrorContains(t, o.Save(to), closed)
+	_, err = models.Open(to)
+	require.NoError(t, err)
+	_, err = ad.Merge()
+	require.EqualError(t, err, closed)
+	_, err = o.Float64()
+	require.EqualError(t, err, closed)
+	_, err = o.Adapt(models.LoRA{Rank: 1, Alpha: 1}, 0)
+	require.EqualError(t, err, closed)
+	b := graph.New(graph.Share(o.Params()))
+	o.Loss(b, 1, 4, 0, 0)
+	require.EqualError(t, b.Err(), closed)
+	b = graph.New(graph.Share(o.Params()))
+	o.Packed(b, models.Packed{Tokens: 1, Requests: 1, Pages: 1, PageSize: 1, Indices: 1})
+	require.EqualError(t, b.Err(), closed)
+
+	var none models.Transformer
+	require.ErrorContains(t, none.Save(to), "models: the model has no parameters: New, ")
+	require.ErrorContains(t, none.Init(0), "models: the model has no parameters: New, ")
+}

@@ -6,6 +6,7 @@
 package models
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -31,6 +32,7 @@ type Transformer struct {
 
 	params *graph.Params
 	files  io.Closer // that weights lie in; nil: they are all copies
+	closed bool      // with the files
 	mu     sync.Mutex
 	tables map[tableKey]*ops.RotaryTable
 }
@@ -49,7 +51,19 @@ func (m *Transformer) Close() error {
 	if m.files == nil {
 		return nil
 	}
+	m.closed = true
 	return m.files.Close()
+}
+
+// usable refuses a model whose weights are gone, or never were.
+func (m *Transformer) usable() error {
+	switch {
+	case m.params == nil:
+		return errors.New("models: the model has no parameters: New, KimiLinear, Load and Open make one that has")
+	case m.closed:
+		return errors.New("models: the model is closed, and the files of its weights with it")
+	}
+	return nil
 }
 
 // Params holds the weights, shared by every graph of the model.
@@ -121,6 +135,9 @@ type reach struct {
 
 // reaches lists the layers' for sequences of n tokens, or, paged, of up to n.
 func (m *Transformer) reaches(n int, paged bool) ([]reach, error) {
+	if err := m.usable(); err != nil {
+		return nil, err
+	}
 	c := &m.Config
 	rs := make([]reach, c.Layers)
 	for l := range rs {
