@@ -58,6 +58,7 @@ func readGolden(t *testing.T, dir string) golden {
 	require.NoError(t, err)
 	var g golden
 	require.NoError(t, json.Unmarshal(raw, &g))
+	require.NotEmpty(t, g.Prompts)
 	return g
 }
 

@@ -111,6 +111,7 @@ func TestGoldenGreedyTokens(t *testing.T) {
 				}
 			}
 			require.NoError(t, json.Unmarshal(raw, &g))
+			require.NotEmpty(t, g.Prompts)
 			m, _, err := models.Load(dir)
 			require.NoError(t, err)
 			for _, o := range []generate.Options{{Context: 128}, {Context: 128, PageSize: 1, Chunk: 1}, {Context: 100, PageSize: 4, Chunk: 7}} {

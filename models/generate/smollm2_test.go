@@ -67,6 +67,8 @@ func readSmolGolden(t *testing.T) smolGolden {
 	require.NoError(t, err)
 	var g smolGolden
 	require.NoError(t, json.Unmarshal(raw, &g))
+	require.NotEmpty(t, g.Greedy)
+	require.NotEmpty(t, g.Perplexity)
 	return g
 }
 

@@ -31,6 +31,8 @@ func TestComponentsAsTheLibrariesDoThem(t *testing.T) {
 	var cases, models []libraryCase
 	readJSON(t, "testdata/components.json", &cases)
 	readJSON(t, "testdata/sentencepiece.json", &models)
+	require.Len(t, cases, 66)
+	require.Len(t, models, 7)
 	rows := 0
 	for _, c := range append(cases, models...) {
 		t.Run(c.Name, func(t *testing.T) {
@@ -41,6 +43,7 @@ func TestComponentsAsTheLibrariesDoThem(t *testing.T) {
 			tok, err := open(data)
 			require.NoError(t, err)
 			require.Equal(t, c.VocabSize, tok.VocabSize())
+			require.NotEmpty(t, c.Rows)
 			broken := bytes.Contains(data, []byte(`"ByteFallback"`)) // streams differ in broken runs
 			for _, row := range c.Rows {
 				rows++

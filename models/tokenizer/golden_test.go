@@ -111,6 +111,7 @@ func TestGoldens(t *testing.T) {
 		t.Run(filepath.Dir(path), func(t *testing.T) {
 			var g goldenFile
 			readJSON(t, path, &g)
+			require.NotEmpty(t, g.Texts)
 			tok, err := Open(filepath.Join(filepath.Dir(path), g.File))
 			require.NoError(t, err)
 			require.Equal(t, g.VocabSize, tok.VocabSize())

@@ -173,6 +173,7 @@ func TestDeviceExecutorGoldenCheckpoints(t *testing.T) {
 				}
 			}
 			require.NoError(t, json.Unmarshal(raw, &g))
+			require.NotEmpty(t, g.Prompts)
 			m, _, err := models.Load(dir)
 			require.NoError(t, err)
 			s := session(t, m, generate.Options{Context: 128}, Options{Compute: dtype.Float32})

@@ -88,6 +88,7 @@ func readSafetensors(t *testing.T, path string, into map[string][]float64) {
 func (g golden) holds(t *testing.T, weights map[string][]float64, vocab int, model func(tape *Tape, ids []int32) *Value) {
 	t.Helper()
 	worst := 0.0
+	require.NotEmpty(t, g.Prompts)
 	for _, p := range g.Prompts {
 		n := len(p.IDs)
 		whole := append(append([]int32(nil), p.IDs...), p.Greedy.Tokens...)
