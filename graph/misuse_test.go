@@ -207,3 +207,42 @@ func TestAValueIsNotFedBack(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []float32{14, 28, 42, 56}, graph.Data[float32](v))
 }
+
+// waits is an op whose body runs what the test gave it.
+type waits struct{ body func() }
+
+func (waits) Name() string                                { return "test_waits" }
+func (waits) Infer(in []graph.Type) ([]graph.Type, error) { return in, nil }
+
+func init() {
+	graph.Register(graph.Def{Name: "test_waits", Native: func(c *graph.Call) error {
+		c.Op.(waits).body()
+		return nil
+	}})
+}
+
+// TestOneExecutorIsNotForTwoGoroutines: the second run is refused and the first
+// goes on.
+func TestOneExecutorIsNotForTwoGoroutines(t *testing.T) {
+	var run *graph.Native
+	var second error
+	feeds := graph.Feeds{"x": []float32{1, 2}}
+	b := graph.New()
+	plan, err := b.Plan(graph.Apply(waits{func() {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			second = run.Do(context.Background(), feeds)
+		}()
+		<-done
+	}}, b.Input("x", dtype.Float32, 2)))
+	require.NoError(t, err)
+	run, err = plan.Native()
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, run.Do(context.Background(), feeds))
+		require.EqualError(t, second, "graph: Do: the executor is in a run already, of another goroutine: make one each")
+	}
+	var none context.Context
+	require.EqualError(t, run.Do(none, feeds), "graph: Do: the context is missing (nil)")
+}

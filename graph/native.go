@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +28,7 @@ type Native struct {
 	inputs []feedSlot
 	poison bool
 	timing []time.Duration
+	busy   atomic.Bool
 }
 
 type feedSlot struct {
@@ -158,6 +160,13 @@ func (r *Native) tensor(n *Node) Tensor {
 // Do runs the plan. It checks the feeds before any work, and the context
 // between steps.
 func (r *Native) Do(ctx context.Context, feeds Feeds) error {
+	if ctx == nil {
+		return errors.New("graph: Do: the context is missing (nil)")
+	}
+	if !r.busy.CompareAndSwap(false, true) {
+		return errors.New("graph: Do: the executor is in a run already, of another goroutine: make one each")
+	}
+	defer r.busy.Store(false)
 	if err := r.checkFeeds(feeds); err != nil {
 		return err
 	}
