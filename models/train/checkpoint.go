@@ -168,6 +168,9 @@ func (t *Trainer) writeTo(tmp string) error {
 	if err := t.model.WriteFiles(tmp); err != nil {
 		return err
 	}
+	if err := t.resumable(tmp); err != nil {
+		return fmt.Errorf("WriteFiles of the model: %w", err)
+	}
 	if err := checkpoint.Save(filepath.Join(tmp, optimizerName), slices.Values(t.adam.entries()), checkpoint.SaveOptions{}); err != nil {
 		return err
 	}
@@ -181,6 +184,18 @@ func (t *Trainer) writeTo(tmp string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(tmp, trainerName), append(text, '\n'), 0o666)
+}
+
+// resumable requires the model to have written what Resume will read.
+func (t *Trainer) resumable(dir string) error {
+	c, err := checkpoint.Open(filepath.Join(dir, weightsName))
+	if err != nil {
+		return err
+	}
+	if err := joined(fits(c, t.weights()), c.Close()); err != nil {
+		return fmt.Errorf("%s: %w", weightsName, err)
+	}
+	return nil
 }
 
 // link points a name at a checkpoint. It is for people and for other programs;
@@ -243,6 +258,9 @@ func (t *Trainer) Resume() error {
 }
 
 func (t *Trainer) resume() error {
+	if t.dir == "" {
+		return fmt.Errorf("the trainer has no folder, New takes it by Dir or In: %w", ErrNoCheckpoint)
+	}
 	if _, err := os.Stat(t.dir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", t.dir, ErrNoCheckpoint)
 	}

@@ -6,9 +6,11 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"slices"
 
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/ops"
 )
@@ -64,6 +66,11 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	if err := b.Err(); err != nil {
 		return nil, err
 	}
+	for i, n := range []*graph.Node{mean, count} {
+		if n == nil || b.Node(n.Name()) != n || !n.Type().Equal(graph.T(dtype.Float32)) {
+			return nil, fmt.Errorf("train: Loss of the model must give the loss and the number of labels that count, float32 scalars of its graph, got as number %d %s", i+1, given(n))
+		}
+	}
 	l := &loss{
 		tokens: make([]int32, n),
 		labels: make([]int32, n),
@@ -91,6 +98,9 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	}
 	if key.train {
 		params := b.Params()
+		if len(params) == 0 {
+			return nil, fmt.Errorf("train: the model has no weight to train, %d are frozen: models.Open freezes all unless models.Widen is among its options", len(m.Params().All()))
+		}
 		grads, err := b.Grad(mean, params...)
 		if err != nil {
 			return nil, err
@@ -130,6 +140,16 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 			l.feeds[models.PackedSeqlens] = l.seqlens
 		}
 	}
+	for _, name := range []string{"tokens", "labels"} {
+		if !slices.ContainsFunc(plan.Inputs(), func(in *graph.Node) bool { return in.Name() == name }) {
+			return nil, fmt.Errorf("train: Loss of the model must read the input %s int32%s, it has none of that name", name, graph.Dims([]int{key.rows, o.Context}))
+		}
+	}
+	for _, in := range plan.Inputs() {
+		if _, err := in.Fed(l.feeds); err != nil {
+			return nil, fmt.Errorf("train: Loss of the model may read tokens, labels and step: %w", err)
+		}
+	}
 	values := make([][]float32, len(outputs))
 	for i, n := range outputs {
 		v, err := l.exec.Value(n)
@@ -140,6 +160,14 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	}
 	l.loss, l.count, l.grads = values[0], values[1], values[2:]
 	return l, nil
+}
+
+// given is a node as errors show it.
+func given(n *graph.Node) string {
+	if n == nil {
+		return "none (nil)"
+	}
+	return n.Name() + " " + n.Type().String()
 }
 
 // layerOf is the layer that a scope such as model.layers.3.mlp lies in.

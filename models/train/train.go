@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/seafan/seafan/autocast"
@@ -61,6 +62,8 @@ type Trainer struct {
 	train   *loss
 	folder  *Folder // held
 	claimed bool    // by the caller, who lets it go
+	wrong   error   // in a setting
+	running atomic.Bool
 	file    *metricsFile
 	bar     *bar
 	metric  Metric
@@ -98,15 +101,33 @@ type Setting func(*Trainer)
 //	metrics.jsonl    a line for each step
 //	loss.csv         the same as a table
 //	loss.png         the curve
-func Dir(dir string) Setting { return func(t *Trainer) { t.dir = dir } }
+func Dir(dir string) Setting {
+	return func(t *Trainer) {
+		if t.dir = dir; dir == "" {
+			t.wrong = errors.New("train: Dir: the folder of the run must have a name, got an empty one")
+		}
+	}
+}
 
 // In is Dir for a folder that the caller holds, and closes after the run.
 func In(f *Folder) Setting {
-	return func(t *Trainer) { t.dir, t.folder, t.claimed = f.path, f, true }
+	return func(t *Trainer) {
+		if f == nil {
+			t.wrong = errors.New("train: In: the folder is missing (nil): see the error of Claim")
+			return
+		}
+		t.dir, t.folder, t.claimed = f.path, f, true
+	}
 }
 
 // Log sends messages to a logger; without it there are none.
-func Log(l *slog.Logger) Setting { return func(t *Trainer) { t.log = l } }
+func Log(l *slog.Logger) Setting {
+	return func(t *Trainer) {
+		if l != nil {
+			t.log = l
+		}
+	}
+}
 
 // Progress draws a bar with loss, tokens a second and the time left.
 func Progress(w io.Writer) Setting { return func(t *Trainer) { t.progress = w } }
@@ -119,14 +140,29 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
+	cast, ok := model.(*autocast.Model)
+	switch {
+	case model == nil, ok && (cast == nil || cast.Trainable == nil):
+		return nil, errors.New("train: New: the model is missing (nil)")
+	case model.Params() == nil:
+		return nil, errors.New("train: New: the model has no Params (nil)")
+	case data == nil:
+		return nil, errors.New("train: New: the data are missing (nil)")
+	}
 	t := &Trainer{
 		model: model, data: data, opts: o,
 		log:    slog.New(slog.DiscardHandler),
 		graphs: map[graphKey]*loss{},
 		dirty:  true,
 	}
-	for _, s := range settings {
+	for i, s := range settings {
+		if s == nil {
+			return nil, fmt.Errorf("train: New: setting %d is missing (nil)", i)
+		}
 		s(t)
+	}
+	if t.wrong != nil {
+		return nil, t.wrong
 	}
 	key := graphKey{rows: o.Batch, train: true}
 	if p, ok := data.(Packed); ok {
@@ -214,6 +250,13 @@ func (e *NotFinite) Error() string {
 // ends stops it between two steps of the plan: Run saves what is done and
 // returns *Interrupted.
 func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
+	if ctx == nil {
+		return Summary{}, errors.New("train: Run: the context is missing (nil)")
+	}
+	if !t.running.CompareAndSwap(false, true) {
+		return Summary{}, errors.New("train: Run: the trainer is running already, in another goroutine")
+	}
+	defer t.running.Store(false)
 	if err := t.open(); err != nil {
 		return Summary{}, joined(err, t.closeFiles())
 	}
