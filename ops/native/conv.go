@@ -3,6 +3,8 @@
 
 package native
 
+import "iter"
+
 // segments cuts packed tokens into sequences: at cu, or evenly where cu is nil.
 type segments struct {
 	cu        []int32
@@ -38,6 +40,27 @@ func (g segments) of(t int) int {
 		}
 	}
 	return lo
+}
+
+// span is a sequence: its number, its first token and the one after its last.
+type span struct{ seq, lo, hi int }
+
+// tokensFrom yields n tokens from t on, or as many as there are, with the
+// sequence of each.
+func (g segments) tokensFrom(t, n int) iter.Seq2[int, span] {
+	return func(yield func(int, span) bool) {
+		in := span{seq: g.of(t)}
+		in.lo, in.hi = g.bounds(in.seq)
+		for end := min(t+n, g.tokens); t < end; t++ {
+			for t >= in.hi {
+				in.seq++
+				in.lo, in.hi = g.bounds(in.seq)
+			}
+			if !yield(t, in) {
+				return
+			}
+		}
+	}
 }
 
 const (
@@ -128,21 +151,13 @@ func (a *shortConvArgs[T]) sample(seq, lo, t, back int) (row []T, stride int) {
 }
 
 func shortConvUnit[T Float](a *shortConvArgs[T], i int) {
-	t := i * convRows
-	end := min(t+convRows, a.seg.tokens)
-	seq := a.seg.of(t)
-	for ; t < end; t++ {
-		lo, hi := a.seg.bounds(seq)
-		for t >= hi {
-			seq++
-			lo, hi = a.seg.bounds(seq)
-		}
+	for t, in := range a.seg.tokensFrom(i*convRows, convRows) {
 		y := a.y[t*a.c:][:a.c]
-		if a.slot(seq) < 0 {
+		if a.slot(in.seq) < 0 {
 			clear(y)
 			continue
 		}
-		a.preact(y, seq, lo, t)
+		a.preact(y, in.seq, in.lo, t)
 		silu := gluArgs[T]{y: y, gate: y, up: a.one, n: a.c}
 		for u := range ceilDiv(a.c, unitElements) {
 			swiGLUUnit(&silu, u)
@@ -234,23 +249,15 @@ func shortConvDA[T Float](a *shortConvGradArgs[T], i int) {
 	part := a.part[i*a.c*a.width:][:a.c*a.width]
 	clear(part)
 	unused := takeScratch[T](a.c) // the other gradient of the gated unit
-	t := i * convGradRows
-	end := min(t+convGradRows, a.seg.tokens)
-	seq := a.seg.of(t)
-	for ; t < end; t++ {
-		lo, hi := a.seg.bounds(seq)
-		for t >= hi {
-			seq++
-			lo, hi = a.seg.bounds(seq)
-		}
+	for t, in := range a.seg.tokensFrom(i*convGradRows, convGradRows) {
 		da, dy := a.da[t*a.c:][:a.c], a.dy[t*a.c:][:a.c]
-		a.preact(da, seq, lo, t)
+		a.preact(da, in.seq, in.lo, t)
 		silu := gluArgs[T]{dgate: da, dup: unused, y: dy, gate: da, up: a.one, n: a.c}
 		for u := range ceilDiv(a.c, unitElements) {
 			swiGLUGradUnit(&silu, u)
 		}
 		for j := range a.width {
-			row, stride := a.sample(seq, lo, t, a.width-1-j)
+			row, stride := a.sample(in.seq, in.lo, t, a.width-1-j)
 			sum := part[j*a.c:][:a.c]
 			switch {
 			case row == nil:
@@ -285,16 +292,8 @@ func shortConvDX[T Float](a *shortConvGradArgs[T], i int) {
 		a.stateGrad(i - a.blocks - 1)
 		return
 	}
-	t := i * convGradRows
-	end := min(t+convGradRows, a.seg.tokens)
-	seq := a.seg.of(t)
-	for ; t < end; t++ {
-		lo, hi := a.seg.bounds(seq)
-		for t >= hi {
-			seq++
-			lo, hi = a.seg.bounds(seq)
-		}
-		a.sampleGrad(a.dx[t*a.c:][:a.c], 1, seq, lo, hi, t)
+	for t, in := range a.seg.tokensFrom(i*convGradRows, convGradRows) {
+		a.sampleGrad(a.dx[t*a.c:][:a.c], 1, in.seq, in.lo, in.hi, t)
 	}
 }
 

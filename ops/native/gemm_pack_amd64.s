@@ -11,6 +11,11 @@
 // then groups of four rows by pairs, which transposes every 4x4 block in its
 // 128-bit lane; the rest moves whole lanes.
 
+// PUT stores a row of the panel and goes on to the next.
+#define PUT(z) \
+	VMOVUPS z, (DI) \
+	ADDQ    AX, DI
+
 // func transposeAVX512(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int)
 //
 // 16 rows of 16*blocks columns at src (row stride lds bytes) become 16*blocks
@@ -115,38 +120,22 @@ block16:
 	VSHUFF32X4 $0xdd, Z30, Z28, Z11
 	VSHUFF32X4 $0xdd, Z31, Z29, Z15
 
-	VMOVUPS Z0, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z1, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z2, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z3, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z4, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z5, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z6, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z7, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z8, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z9, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z10, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z11, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z12, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z13, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z14, (DI)
-	ADDQ AX, DI
-	VMOVUPS Z15, (DI)
-	ADDQ AX, DI
+	PUT(Z0)
+	PUT(Z1)
+	PUT(Z2)
+	PUT(Z3)
+	PUT(Z4)
+	PUT(Z5)
+	PUT(Z6)
+	PUT(Z7)
+	PUT(Z8)
+	PUT(Z9)
+	PUT(Z10)
+	PUT(Z11)
+	PUT(Z12)
+	PUT(Z13)
+	PUT(Z14)
+	PUT(Z15)
 
 	ADDQ $64, SI
 	ADDQ $64, R8
@@ -209,22 +198,14 @@ block8:
 	VPERM2F128 $0x20, Y7, Y3, Y11
 	VPERM2F128 $0x31, Y7, Y3, Y15
 
-	VMOVUPS Y8, (DI)
-	ADDQ AX, DI
-	VMOVUPS Y9, (DI)
-	ADDQ AX, DI
-	VMOVUPS Y10, (DI)
-	ADDQ AX, DI
-	VMOVUPS Y11, (DI)
-	ADDQ AX, DI
-	VMOVUPS Y12, (DI)
-	ADDQ AX, DI
-	VMOVUPS Y13, (DI)
-	ADDQ AX, DI
-	VMOVUPS Y14, (DI)
-	ADDQ AX, DI
-	VMOVUPS Y15, (DI)
-	ADDQ AX, DI
+	PUT(Y8)
+	PUT(Y9)
+	PUT(Y10)
+	PUT(Y11)
+	PUT(Y12)
+	PUT(Y13)
+	PUT(Y14)
+	PUT(Y15)
 
 	ADDQ $32, SI
 	ADDQ $32, R8
