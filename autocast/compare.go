@@ -3,6 +3,7 @@ package autocast
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -89,6 +90,9 @@ type watched struct {
 }
 
 func compare(ctx context.Context, plain, cast *graph.Builder, feeds graph.Feeds) (*Comparison, error) {
+	if plain == nil || cast == nil {
+		return nil, errors.New("two graphs are required, one is missing (nil)")
+	}
 	var layers []watched
 	var outs, plainOuts []*graph.Node
 	nodes := cast.Nodes()

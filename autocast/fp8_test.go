@@ -314,6 +314,18 @@ func TestOptionsAreChecked(t *testing.T) {
 	require.EqualError(t, err, "autocast: FP8: the gradient of the graph was taken already: run the pass before Grad, or the backward pass would keep the old precision")
 	_, _, err = autocast.FP8(nil, autocast.Options{})
 	require.EqualError(t, err, "autocast: FP8: the graph is missing")
+	_, err = autocast.Compare(context.Background(), lossGraph(t, m), nil, nil)
+	require.EqualError(t, err, "autocast: Compare: two graphs are required, one is missing (nil)")
+	_, err = autocast.NewCalibrator(nil)
+	require.EqualError(t, err, "autocast: calibration: the graph is missing")
+	require.EqualError(t, autocast.StoreFP8(nil, []string{"w"}), "autocast: StoreFP8: the parameters are missing (nil)")
+
+	b = graph.New(graph.Share(m.Params()))
+	autocast.Train(m, autocast.Options{Recipe: autocast.Delayed{}}).Loss(b, 1, 4, 0, 0)
+	require.EqualError(t, b.Err(), "autocast: FP8: Delayed needs a History of 1 or more, got 0")
+	b = graph.New(graph.Share(m.Params()))
+	autocast.Train(m, autocast.Options{}).Loss(b, 0, 4, 0, 0)
+	require.EqualError(t, b.Err(), "tokens: dimension 0 of [0,4] is 0, every dimension must be at least 1")
 }
 
 // TestFrozenWeightsTakePart: the base under adapters multiplies in FP8 and gets

@@ -3,6 +3,7 @@ package autocast
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -120,6 +121,9 @@ type Calibrator struct {
 // NewCalibrator prepares to run the graph and to watch what goes into its
 // linears on parameters.
 func NewCalibrator(b *graph.Builder) (*Calibrator, error) {
+	if b == nil {
+		return nil, errors.New("autocast: calibration: the graph is missing")
+	}
 	c := &Calibrator{result: Calibration{Amax: map[string]float32{}}, of: map[*graph.Node]string{}}
 	var outs []*graph.Node
 	_, err := graph.Rewrite(b, func(n *graph.Node, in []*graph.Node) []*graph.Node {
@@ -207,6 +211,9 @@ func StoreFP8(params *graph.Params, names []string) error {
 		codes []byte
 		steps []float32
 		shape []int // of the steps
+	}
+	if params == nil {
+		return errors.New("autocast: StoreFP8: the parameters are missing (nil)")
 	}
 	var all []stored
 	for _, name := range names {

@@ -39,11 +39,15 @@ func Train(m Trainable, o Options) *Model { return &Model{Trainable: m, options:
 func (m *Model) Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node) {
 	src := b.Sibling()
 	loss, tokens = m.Trainable.Loss(src, batch, context, dropout, seed)
-	_, report, err := fp8(src, m.options, b)
+	err := src.Err()
+	if err == nil {
+		if _, m.report, err = fp8(src, m.options, b); err != nil {
+			err = fmt.Errorf("autocast: FP8: %w", err)
+		}
+	}
 	if err != nil {
 		return b.Fail(err), b.Fail(err)
 	}
-	m.report = report
 	return b.Node(loss.Name()), b.Node(tokens.Name())
 }
 

@@ -96,6 +96,9 @@ type Session struct {
 
 // New makes a session. The model must have its weights.
 func New(m Model, o Options) (*Session, error) {
+	if m == nil {
+		return nil, errors.New("generate: New: the model is missing (nil)")
+	}
 	vocab, most, eos := m.Limits()
 	for _, x := range []struct {
 		name          string
@@ -328,6 +331,9 @@ func (r *Request) Next(ctx context.Context) (int32, error) {
 // step returns the next token where there is one, and else runs a step.
 func (r *Request) step(ctx context.Context) (id int32, drawn bool, err error) {
 	s := r.s
+	if ctx == nil {
+		return 0, false, errors.New("generate: the context is missing (nil)")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -440,6 +446,16 @@ func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
 	b := graph.New(graph.Share(s.model.Params()), graph.States(s.states))
 	st := &step{}
 	logits := s.model.Packed(b, s.shape(t, r))
+	if err := b.Err(); err != nil {
+		return nil, fmt.Errorf("generate: %w", err)
+	}
+	if want := graph.T(b.Float(), r, s.vocab); logits == nil || !logits.Type().Equal(want) {
+		got := "none (nil)"
+		if logits != nil {
+			got = logits.Name() + " " + logits.Type().String()
+		}
+		return nil, fmt.Errorf("generate: Packed of the model must give logits %s, for %d requests and the vocabulary of Limits, got %s", want, r, got)
+	}
 	if s.opts.Compute == dtype.BFloat16 {
 		rounded, _, err := autocast.BF16(b, autocast.Filter{})
 		if err != nil {
@@ -463,6 +479,9 @@ func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
 	}
 	if st.run, err = s.opts.Compile(plan); err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
+	}
+	if st.run == nil {
+		return nil, errors.New("generate: Options.Compile gave no executor (nil)")
 	}
 	asked := map[string]bool{} // not every model has pages, or states
 	for _, in := range plan.Inputs() {

@@ -126,6 +126,9 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 // Restore starts a request that goes on where the snapshot was taken, with the
 // same text. A snapshot can be restored any number of times.
 func (s *Session) Restore(n *Snapshot) (*Request, error) {
+	if n == nil || n.pageSize == 0 {
+		return nil, errors.New("generate: Restore: the snapshot is missing: Request.Snapshot makes one")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	pages := pagesOf(n.cached, n.pageSize)

@@ -1,6 +1,7 @@
 package generate
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/seafan/seafan/models"
@@ -10,6 +11,9 @@ import (
 // Template opens the chat template of a model: the folder's, or the one in the
 // header of its GGUF file.
 func Template(o *models.Opened) (*chat.Template, error) {
+	if o == nil {
+		return nil, errors.New("generate: Template: the model is missing (nil)")
+	}
 	if o.Metadata == nil {
 		return chat.Open(o.Path)
 	}

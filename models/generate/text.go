@@ -66,6 +66,10 @@ func (k *Talk) Text(ctx context.Context, t *tokenizer.Tokenizer, prompt []int32,
 			yield(Token{}, &ParamError{"Max", o.Max, "0 (no limit) or above"})
 			return
 		}
+		if t == nil {
+			yield(Token{}, errors.New("generate: the tokenizer is missing (nil)"))
+			return
+		}
 		r, err := s.Follow(k.request, prompt, o.Sampling)
 		if err != nil {
 			yield(Token{}, err)

@@ -1,0 +1,70 @@
+package generate_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/models/generate"
+	"github.com/seafan/seafan/models/tokenizer"
+	"github.com/seafan/seafan/ops"
+)
+
+// other is a model with a Packed of its own.
+type other struct {
+	*models.Transformer
+	packed func(b *graph.Builder, s models.Packed) *graph.Node
+}
+
+func (o other) Packed(b *graph.Builder, s models.Packed) *graph.Node { return o.packed(b, s) }
+
+// TestMisuseOfASessionIsAnError: New says what is wrong with a model of one's own,
+// and what is missing is named.
+func TestMisuseOfASessionIsAnError(t *testing.T) {
+	m := small(t, 3)
+	const must = "generate: Packed of the model must give logits float32[1,256], for 1 requests and the vocabulary of Limits, got "
+	for want, packed := range map[string]func(b *graph.Builder, s models.Packed) *graph.Node{
+		must + "none (nil)":                       func(*graph.Builder, models.Packed) *graph.Node { return nil },
+		must + "reshape float32[256,1]":           func(b *graph.Builder, s models.Packed) *graph.Node { return ops.Reshape(m.Packed(b, s), 256, 1) },
+		"generate: x: invalid is no element type": func(b *graph.Builder, s models.Packed) *graph.Node { return b.Input("x", dtype.Invalid, 1) },
+	} {
+		for _, compute := range []dtype.DType{dtype.Float32, dtype.BFloat16} {
+			_, err := generate.New(other{m, packed}, generate.Options{Compute: compute})
+			require.EqualError(t, err, want)
+		}
+	}
+	_, err := generate.New(nil, generate.Options{})
+	require.EqualError(t, err, "generate: New: the model is missing (nil)")
+	_, err = generate.New(m, generate.Options{Compile: func(*graph.Plan) (graph.Executor, error) { return nil, nil }})
+	require.EqualError(t, err, "generate: Options.Compile gave no executor (nil)")
+	_, err = generate.Template(nil)
+	require.EqualError(t, err, "generate: Template: the model is missing (nil)")
+
+	s, err := generate.New(m, generate.Options{Context: 20})
+	require.NoError(t, err)
+	for _, n := range []*generate.Snapshot{nil, {}} {
+		_, err = s.Restore(n)
+		require.EqualError(t, err, "generate: Restore: the snapshot is missing: Request.Snapshot makes one")
+	}
+	var none context.Context
+	for want, text := range map[string]func() (generate.Token, error){
+		"generate: the tokenizer is missing (nil)": func() (tok generate.Token, err error) {
+			for tok, err = range s.Text(context.Background(), nil, []int32{1}, generate.TextOptions{Max: 1}) {
+			}
+			return tok, err
+		},
+		"generate: the context is missing (nil)": func() (tok generate.Token, err error) {
+			for tok, err = range s.Text(none, tokenizer.Byte(), []int32{1}, generate.TextOptions{Max: 1}) {
+			}
+			return tok, err
+		},
+	} {
+		_, err := text()
+		require.EqualError(t, err, want)
+	}
+	require.Len(t, write(t, s, []int32{1}, generate.Sampling{}, 3), 3)
+}
