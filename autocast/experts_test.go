@@ -45,7 +45,7 @@ func TestExpertsTakePart(t *testing.T) {
 		require.Contains(t, planText(t, b), "fp8_experts")
 		d, cos, _ := distance(logits(t, b, tokens), want)
 		require.Less(t, last, d)
-		require.Greater(t, cos, 0.99)
+		require.Greater(t, cos, 0.9995) // measured 0.99995 and 0.99991
 		last = d
 		again, second, err := autocast.FP8Inference(b, o)
 		require.NoError(t, err)

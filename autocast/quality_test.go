@@ -90,11 +90,11 @@ func TestQualityGates(t *testing.T) {
 			d, cos, ratio := distance(got[i], want[i])
 			t.Logf("%+v %s: relative error %.4f, cosine %.5f, norm ratio %.4f", o, name, d, cos, ratio)
 			if name == "y" {
-				require.Less(t, d, 5e-2)
+				require.Less(t, d, 5e-2) // measured 0.037
 				require.Greater(t, cos, 0.995)
 				continue
 			}
-			require.Greater(t, cos, 0.99)
+			require.Greater(t, cos, 0.99) // measured 0.998, of gradients in E5M2
 			require.InDelta(t, 1, ratio, 0.05)
 		}
 	}

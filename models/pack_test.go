@@ -273,7 +273,7 @@ func TestPackComposesWithOtherPasses(t *testing.T) {
 		return square.Loss(b, batch, context, 0, 0)
 	}, 2, tokens, labels, packedRows.lengths, packedRows.sequences)
 	require.NotEqual(t, plain.mean, got.mean)
-	require.InEpsilon(t, plain.mean, got.mean, 0.02)
+	require.InEpsilon(t, plain.mean, got.mean, 1e-3) // measured 2e-5
 	require.Len(t, eight.Stats(), 3*7)
 	for _, s := range eight.Stats() {
 		require.Positive(t, s.Amax, "the states of the recipe see the packed step: %s", s.State)
@@ -317,7 +317,7 @@ func TestPackedMemoryIsLinear(t *testing.T) {
 	}
 	short, long := arena(4096), arena(8192)
 	t.Logf("arena %.0f bytes at 4096 tokens, %.0f at 8192: %.3f times", short, long, long/short)
-	require.InDelta(t, 2, long/short, 0.05)
+	require.InDelta(t, 2, long/short, 0.001) // measured 1.9998
 }
 
 func TestPackRefuses(t *testing.T) {

@@ -241,13 +241,13 @@ func TestFusedDecodeVectors(t *testing.T) {
 		b, err := f.Step(in)
 		require.NoError(t, err)
 		require.Equal(t, a, b, "both modes have the same bits")
-		require.InDeltaSlice(t, v.Out.Data[8*i:8*i+8], optest.Float64s(a), 1e-6)
+		require.InDeltaSlice(t, v.Out.Data[8*i:8*i+8], optest.Float64s(a), 2.5e-7) // measured 6.2e-8
 	}
 	got := ops.NewKDAHostState(c)
 	require.NoError(t, state.Download(got))
 	require.Equal(t, host, got)
-	require.InDeltaSlice(t, v.Conv.Data, optest.Float64s(got.Conv), 1e-6)
-	require.InDeltaSlice(t, v.Rec.Data[64:], optest.Float64s(got.Recurrent), 1e-6)
+	require.Equal(t, v.Conv.Data, optest.Float64s(got.Conv))                         // inputs, moved
+	require.InDeltaSlice(t, v.Rec.Data[64:], optest.Float64s(got.Recurrent), 2.5e-7) // measured 4.9e-8
 
 	in := twinInput()
 	in.Host = ops.NewKDAHostState(ops.KDATwin)
@@ -429,7 +429,7 @@ func TestKDAStateBlobs(t *testing.T) {
 	for i, x := range step(.5) {
 		worst = max(worst, math.Abs(float64(x-want[i])))
 	}
-	require.Greater(t, worst, 1e-4)
+	require.Greater(t, worst, 1e-4, "the early state gives something else: 0.011 when measured")
 
 	require.NoError(t, s.Restore(late))
 	for want, blob := range map[string][]byte{
