@@ -258,7 +258,7 @@ func (d *Device) kernel(name string, shared int) (*kernel, error) {
 		k = &kernel{Function: f, params: paramCount(f)}
 		d.functions[name] = k
 	}
-	if shared > 48<<10 && shared > k.shared {
+	if shared > k.shared { // the driver allows 48 KB of its own accord, static shared memory included
 		if err := allowShared(k.Function, shared); err != nil {
 			return nil, err
 		}
