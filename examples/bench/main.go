@@ -68,6 +68,9 @@ func run(args []string, out, errOut io.Writer) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: every value belongs to a flag (-h lists them)", f.Arg(0))
+	}
 	build, ok := shapes[*shape]
 	if !ok {
 		return fmt.Errorf("-shape must be one of %s, got %q", strings.Join(names, ", "), *shape)

@@ -21,6 +21,7 @@ func TestBenchMeasures(t *testing.T) {
 	}
 	for want, args := range map[string][]string{
 		`-shape must be one of kimi-linear-small, llama3-1b, llama3-8b, qwen3-30b-a3b-layer, tiny, got "x"`: {"-shape", "x"},
+		`unexpected argument "tiny": every value belongs to a flag (-h lists them)`:                         {"tiny"},
 		"-batch must be 1 to 1024, got 0":                               {"-batch", "0"},
 		`-dtype must be bf16, f16, f32, fp8 or fp8-weights, got "int8"`: {"-dtype", "int8"},
 		`-backend: backend must be native or cuda, got "x"`:             {"-backend", "x"},

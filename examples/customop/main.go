@@ -11,13 +11,16 @@ import (
 
 // main runs the op in a plan and prints what it does.
 func main() {
-	if err := show(); err != nil {
+	if err := show(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "customop:", err)
 		os.Exit(1)
 	}
 }
 
-func show() error {
+func show(args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("unexpected argument %q: the example has no flags", args[0])
+	}
 	b := graph.New()
 	y := SoftCap(b.Input("x", dtype.Float32, 5), 5)
 	plan, err := b.Plan(y)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"math"
 	"testing"
 
@@ -9,45 +8,78 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
-	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/optest"
+	"github.com/seafan/seafan/ops/optest/cases"
 )
 
-// TestSoftCap compares value and gradient with the definition in float64. The
-// loss is the cross entropy of the capped row, so the gradient arrives from an
-// op of the module.
-func TestSoftCap(t *testing.T) {
-	x := []float32{-30, -2, -0.5, 0, 0.25, 1, 7, 100}
-	b := graph.New()
-	in := b.Input("x", dtype.Float32, 1, len(x))
-	y := SoftCap(in, 5)
-	loss, _ := ops.CrossEntropy(y, b.Input("label", dtype.Int32, 1))
-	grads, err := b.Grad(loss, in)
-	require.NoError(t, err)
-	require.NoError(t, graph.Verify(b))
-	plan, err := b.Plan(y, grads[0])
-	require.NoError(t, err)
-	run, err := plan.Native(graph.Poison())
-	require.NoError(t, err)
-	require.NoError(t, run.Do(context.Background(), graph.Feeds{"x": x, "label": []int32{2}}))
-	value, err := run.Value(y)
-	require.NoError(t, err)
-	grad, err := run.Value(grads[0])
-	require.NoError(t, err)
+const limit = 5
 
-	sum := 0.0
-	for _, v := range x {
-		sum += math.Exp(5 * math.Tanh(float64(v)/5))
+// softCap is the definition in float64, and softCapSlope its gradient, written
+// another way than the op's.
+func softCap(in [][]float64) [][]float64 {
+	y := make([]float64, len(in[0]))
+	for i, x := range in[0] {
+		y[i] = limit * math.Tanh(x/limit)
 	}
-	for i, v := range x {
-		want := 5 * math.Tanh(float64(v)/5)
-		require.InDelta(t, want, graph.Data[float32](value)[i], 1e-6)
-		p := math.Exp(want) / sum
-		if i == 2 {
-			p--
+	return [][]float64{y}
+}
+
+func softCapSlope(in, dy [][]float64) [][]float64 {
+	dx := make([]float64, len(in[0]))
+	for i, x := range in[0] {
+		dx[i] = dy[0][i] / math.Pow(math.Cosh(x/limit), 2)
+	}
+	return [][]float64{dx}
+}
+
+var x = []float64{-30, -2, -0.5, 0, 0.25, 1, 7, 100}
+
+// softCapCase goes through a graph, its gradient and a plan, as the cases of the
+// module's ops do. C and CGrad bound the errors in unit roundoffs.
+var softCapCase = cases.Case{
+	Op: "soft_cap", Name: "within and beyond", In: []cases.Input{{Name: "x", Shape: []int{2, 4}, F: x}},
+	Build:  func(in []*graph.Node) []*graph.Node { return []*graph.Node{SoftCap(in[0], limit)} },
+	Oracle: func(in []cases.Input) [][]float64 { return softCap([][]float64{in[0].F}) },
+	Grad: func(in []cases.Input, dy [][]float64) [][]float64 {
+		return softCapSlope([][]float64{in[0].F}, dy)
+	},
+	C: 2, CGrad: 2,
+}
+
+// TestSoftCap holds the op to the definition, and the gradient of the definition
+// to its differences.
+func TestSoftCap(t *testing.T) {
+	optest.CheckGradient(t, "soft_cap", softCap, softCapSlope, x)
+	softCapCase.Forward(t, dtype.Float32, cases.Native)
+	softCapCase.Gradient(t, dtype.Float32, cases.Native)
+}
+
+// recorder is a test that notes whether it failed.
+type recorder struct {
+	testing.TB
+	failed bool
+}
+
+func (r *recorder) Errorf(string, ...any) { r.failed = true }
+func (r *recorder) FailNow()              {}
+
+// TestAWrongGradientIsFound: a gradient of half the size does not pass.
+func TestAWrongGradientIsFound(t *testing.T) {
+	c, r := softCapCase, &recorder{TB: t}
+	c.Grad = func(in []cases.Input, dy [][]float64) [][]float64 {
+		dx := softCapSlope([][]float64{in[0].F}, dy)
+		for i := range dx[0] {
+			dx[0][i] /= 2
 		}
-		slope := 1 / math.Pow(math.Cosh(float64(v)/5), 2)
-		require.InDelta(t, p*slope, graph.Data[float32](grad)[i], 1e-6)
+		return dx
 	}
-	SoftCap(in, -1)
+	c.Gradient(r, dtype.Float32, cases.Native)
+	require.True(t, r.failed)
+}
+
+func TestSoftCapSaysWhatItTakes(t *testing.T) {
+	b := graph.New()
+	SoftCap(b.Input("x", dtype.Float32, 1, 8), -1)
 	require.EqualError(t, b.Err(), "soft_cap: takes one float32 and a cap above 0, got [float32[1,8]] and -1")
+	require.EqualError(t, show([]string{"-cap"}), `unexpected argument "-cap": the example has no flags`)
 }
