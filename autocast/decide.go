@@ -143,17 +143,20 @@ func usersOf(nodes []*graph.Node) map[*graph.Node][]*graph.Node {
 	return users
 }
 
-// roleOf tells what a linear n on the weight w is for: by its use where the graph shows it (a
-// table that is looked up in, logits that go to a loss), else by the usual
-// names.
+// roleOf tells what a linear n on the weight w is for: by its use where the graph
+// shows it (a table that is looked up in, logits that go to a loss, half of a
+// gated unit), else by the usual names.
 func roleOf(n, w *graph.Node, users map[*graph.Node][]*graph.Node) role {
 	for _, u := range users[w] {
 		if u.Op().Name() == "embedding" {
 			return embedding
 		}
 	}
-	if feedsLoss(n, users) {
+	if feeds(n, users, "cross_entropy") {
 		return head
+	}
+	if feeds(n, users, "swiglu", "geglu") {
+		return "" // of a gated unit, which may call its gate what others call a router
 	}
 	parts := strings.Split(strings.ToLower(w.Name()), ".")
 	for i, s := range parts {
@@ -171,17 +174,13 @@ func roleOf(n, w *graph.Node, users map[*graph.Node][]*graph.Node) role {
 	return ""
 }
 
-// feedsLoss reports whether a cross entropy reads the result of n, views of it
+// feeds reports whether one of the ops reads the result of n, views of it
 // included.
-func feedsLoss(n *graph.Node, users map[*graph.Node][]*graph.Node) bool {
+func feeds(n *graph.Node, users map[*graph.Node][]*graph.Node, names ...string) bool {
 	for _, u := range users[n] {
-		switch u.Op().Name() {
-		case "cross_entropy":
+		op := u.Op().Name()
+		if slices.Contains(names, op) || (op == "reshape" || op == "result") && feeds(u, users, names...) {
 			return true
-		case "reshape", "result":
-			if feedsLoss(u, users) {
-				return true
-			}
 		}
 	}
 	return false

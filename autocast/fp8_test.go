@@ -258,6 +258,7 @@ func TestDefaultExclusions(t *testing.T) {
 		ops.Linear(x, b.Param(w, 16, 16))
 	}
 	ops.Linear(x, b.Input("made.weight", dtype.Float32, 16, 16))
+	ops.SwiGLU(ops.Linear(x, b.Param("unit.gate.weight", 16, 16)), ops.Linear(x, b.Param("unit.up.weight", 16, 16)))
 	table := b.Param("tok.table", 16, 16) // found by its use, not by its name
 	ops.Linear(ops.Embedding(b.Input("ids", dtype.Int32, 4), table), table)
 	logits := ops.Reshape(ops.Linear(x, b.Param("readout.weight", 16, 16)), 2, 2, 16)
@@ -273,6 +274,7 @@ func TestDefaultExclusions(t *testing.T) {
 	require.Equal(t, map[string]string{
 		"attn.q_proj.weight": "eligible", "mlp.gate.weight": "router", "router.weight": "router", "pre_norm_proj.weight": "norm",
 		"output.weight": "output head", "wte.weight": "embedding table", "made.weight": "the weight is no parameter",
+		"unit.gate.weight": "eligible", "unit.up.weight": "eligible",
 		"tok.table": "embedding table", "readout.weight": "output head",
 	}, got)
 }
