@@ -102,6 +102,9 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 		{func() interface{ Launch(Queue) error } {
 			return AttentionPrefill{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Lq: 2, Lk: 2, Out: p, Q: p, K: p, V: p, KSteps: p, VSteps: p}
 		}, "attention prefill: steps of k and v go together, with pages; got k steps p, v steps p"},
+		{func() interface{ Launch(Queue) error } {
+			return AttentionPrefill{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Lq: 2, Lk: 2, Out: p, Q: p, K: p, V: p}
+		}, "attention prefill: a ticket is required, got ticket nil"},
 		{func() interface{ Launch(Queue) error } { d := decode; d.Scratch.Addr += 64; return d }, "attention decode: scratch must be aligned to 128 bytes, got address 0x100040"},
 		{func() interface{ Launch(Queue) error } { return Gemm{Type: BF16, M: 1, N: 8, K: 12, Y: p, X: p, W: p} }, "gemm: no CUDA kernel: K 12, row strides 12 and 12: rows of x and w must be multiples of 8 elements at addresses aligned to 16 bytes"},
 		{func() interface{ Launch(Queue) error } {
@@ -135,6 +138,31 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 	small := gpu
 	small.MaxShared = 1 << 10
 	require.EqualError(t, decode.Launch(&Recorder{GPU: small}), "attention_decode_paged_bf16_128: no CUDA kernel: it needs 74004 bytes of shared memory, H200 gives a block 1024")
+}
+
+func TestPrefillTakesHoppersKernel(t *testing.T) {
+	p := at("p", 1)
+	dense := AttentionPrefill{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Lq: 300, Lk: 300, Out: p, Q: p, K: p, V: p, Causal: true, Ticket: p}
+	paged := func(size int, steps Pointer) AttentionPrefill {
+		a := dense
+		a.KSteps, a.VSteps = steps, steps
+		a.Ragged = &Ragged{Pages: Pages{PageSize: size, Indptr: p, Indices: p, LastPageLen: p}, Tokens: 300, PoolTokens: 4096, QoIndptr: p, TileBatch: p, TileIndex: p, Tiles: 5}
+		return a
+	}
+	short, shortest, open, wide := dense, dense, dense, dense
+	short.Lk, shortest.Lk, open.Lk, wide.D = 173, 172, 172, 96
+	open.Causal = false
+	for want, as := range map[string][]AttentionPrefill{
+		"attention_prefill_sm90_dense_bf16_128": {dense, short, open}, "attention_prefill_dense_bf16_128": {shortest}, "attention_prefill_dense_bf16_96": {wide},
+		"attention_prefill_sm90_paged_bf16_128": {paged(8, Pointer{})}, "attention_prefill_paged_bf16_128": {paged(4, Pointer{})},
+		"attention_prefill_sm90_paged_e4m3_bf16_128": {paged(1, p), paged(64, p)},
+	} {
+		for _, a := range as {
+			r := &Recorder{GPU: targets["sm_90"]}
+			require.NoError(t, a.Launch(r))
+			require.Contains(t, r.Lines[0], want+" grid")
+		}
+	}
 }
 
 func TestCheckPages(t *testing.T) {

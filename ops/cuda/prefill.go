@@ -70,7 +70,8 @@ func (a AttentionPrefill) hopper(gpu Target) bool {
 	if a.Ragged != nil {
 		return !a.KSteps.IsNil() || a.Ragged.PageSize >= 8
 	}
-	return a.Lk > 0
+	// The warps of a block meet in its products: not where 128 rows in a row see no key.
+	return a.Lk > 0 && !(a.Causal && a.Lq-a.Lk >= 128)
 }
 
 // Launch queues the kernel.
