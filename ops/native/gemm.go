@@ -62,6 +62,9 @@ func (g *gemmArgs[T]) compute() {
 	g.mc, g.nc = gemmMC, gemmNC
 	if g.tiles {
 		g.mc, g.nc = amxUnitRows, amxUnitCols
+		if ceilDiv(m, g.mc)*ceilDiv(n, g.nc) < amxUnits {
+			g.nc = amxFewCols
+		}
 	}
 	g.mBlocks = ceilDiv(m, g.mc)
 	if g.mBlocks == 1 {

@@ -94,6 +94,8 @@ const (
 	amxWords    = 16
 	amxUnitRows = 64
 	amxUnitCols = 512 // 1 MB of a pass's words stay in L2
+	amxUnits    = 16  // fewer of these than that become more of fewer columns
+	amxFewCols  = 128
 	amxPass     = 512 // words of a pass: a launch takes no more
 )
 
