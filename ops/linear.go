@@ -48,7 +48,7 @@ func init() {
 	})
 }
 
-// Linear applies a weight matrix to the last dimension:
+// LinearOp applies a weight matrix to the last dimension:
 //
 //	y[..., n] = sum_k x[..., k] w[n, k] + b[n]
 //

@@ -1,5 +1,6 @@
 // Attention: softmax(scale q k^T) v by tiles with a running softmax, dense or
 // ragged; the scores of a pair of sequences are never held whole.
+
 package native
 
 import "math"

@@ -2,6 +2,7 @@
 // an instruction for them, operands become words of two (gemm_bf16.go) as they
 // are loaded, and probabilities as they are computed. Elsewhere, and with a mask
 // or a soft cap, the float products run on rounded operands.
+
 package native
 
 import (

@@ -1,5 +1,6 @@
 // One decoded token against a part of the keys: keys and values of all heads are
 // read in the order in which they lie, once.
+
 package native
 
 import (

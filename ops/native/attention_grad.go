@@ -1,5 +1,6 @@
 // The gradient of attention: probabilities are computed again, tile by tile,
 // from lse; the scores of a pair of sequences are never held whole.
+
 package native
 
 import "math"

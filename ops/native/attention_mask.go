@@ -1,4 +1,5 @@
 // The boolean mask of attention.
+
 package native
 
 import "fmt"

@@ -1,5 +1,6 @@
 // Inner loops of attention: tile products, the exponential of a row of scores,
 // and the gather of keys and values.
+
 package native
 
 import (

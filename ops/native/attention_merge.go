@@ -1,4 +1,5 @@
 // MergeStates: attention over two sets of keys from the attention over each.
+
 package native
 
 import "math"

@@ -1,5 +1,6 @@
 // Plans of attention made on the host: which tile of which request a block
 // works on, and into how many parts long caches are cut.
+
 package native
 
 // RaggedTiles is the work map of packed queries: tile i holds queries

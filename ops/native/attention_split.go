@@ -1,5 +1,6 @@
 // A sequence of few queries and many keys is cut along its keys, so that one
 // decoded token keeps all workers busy; the parts are joined in their order.
+
 package native
 
 import "math"

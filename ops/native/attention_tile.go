@@ -1,5 +1,6 @@
 // The tile step of attention: scores of some rows against some keys, the
 // running softmax, and the products that a mask must not let NaN through.
+
 package native
 
 import (

@@ -1,4 +1,5 @@
 // Attention over pages of keys and values, and the append of new ones.
+
 package native
 
 // PageTable says where the tokens of each request lie in a pool of pages of

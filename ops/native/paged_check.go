@@ -1,5 +1,6 @@
 // What a page table, a prefix sum or a list of lengths must hold before a body
 // may follow it.
+
 package native
 
 import "fmt"

@@ -1,5 +1,6 @@
 // How keys and values are stored in pages: the one place that reads and writes
 // them.
+
 package native
 
 import (

@@ -1,5 +1,6 @@
 // Rotary position embedding: pairs of elements of a head are turned by an angle
 // that grows with the token's position.
+
 package native
 
 import (

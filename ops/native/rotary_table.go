@@ -1,4 +1,5 @@
 // Tables of rotary angles with the scaling types of published checkpoints.
+
 package native
 
 import (
