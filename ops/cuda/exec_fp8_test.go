@@ -28,14 +28,29 @@ func fp8Plan(t testing.TB, m *models.Transformer, o autocast.InferenceOptions, t
 	return plan, report
 }
 
+// fp8Golden is a plan of one step in 8 bits, whose text and launches are kept.
+type fp8Golden struct {
+	gpu     string
+	compute DType
+	o       autocast.InferenceOptions
+	tokens  int
+	stored  bool // as codes alone
+}
+
+func (x fp8Golden) hold(t *testing.T, file string, m *models.Transformer) {
+	t.Helper()
+	plan, report := fp8Plan(t, m, x.o, x.tokens, 4, 40)
+	if x.stored {
+		require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
+		plan, _ = fp8Plan(t, m, x.o, x.tokens, 4, 40)
+	}
+	p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
+	require.NoError(t, err)
+	holdGolden(t, file, p.String()+p.launchText())
+}
+
 func TestExecutorFP8Golden(t *testing.T) {
-	for name, x := range map[string]struct {
-		gpu     string
-		compute DType
-		o       autocast.InferenceOptions
-		tokens  int
-		stored  bool // as codes alone
-	}{
+	for name, x := range map[string]fp8Golden{
 		"decode_sm_90":      {"sm_90", BF16, autocast.InferenceOptions{}, 4, true},
 		"chunk_sm_90":       {"sm_90", BF16, autocast.InferenceOptions{}, 128, false},
 		"rows_decode_sm_90": {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
@@ -46,15 +61,7 @@ func TestExecutorFP8Golden(t *testing.T) {
 		"rows_f32_sm_90":    {"sm_90", F32, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := tiny(t, nil)
-			plan, report := fp8Plan(t, m, x.o, x.tokens, 4, 40)
-			if x.stored {
-				require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
-				plan, _ = fp8Plan(t, m, x.o, x.tokens, 4, 40)
-			}
-			p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
-			require.NoError(t, err)
-			holdGolden(t, "exec_fp8_"+name, p.String()+p.launchText())
+			x.hold(t, "exec_fp8_"+name, tiny(t, nil))
 		})
 	}
 }

@@ -84,13 +84,7 @@ func TestExecutorExpertsGolden(t *testing.T) {
 
 // Plans of models with mixtures in 8 bits: the stacks as codes, or widened where no kernel takes them.
 func TestExecutorFP8ExpertsGolden(t *testing.T) {
-	for name, x := range map[string]struct {
-		gpu     string
-		compute DType
-		o       autocast.InferenceOptions
-		tokens  int
-		stored  bool // as codes alone
-	}{
+	for name, x := range map[string]fp8Golden{
 		"decode_sm_90":      {"sm_90", BF16, autocast.InferenceOptions{}, 4, true},
 		"rows_decode_sm_90": {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
 		"rows_chunk_sm_90":  {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, true},
@@ -103,14 +97,7 @@ func TestExecutorFP8ExpertsGolden(t *testing.T) {
 				c.Type, c.QKNorm = "qwen3_moe", true
 				c.Experts = &models.Experts{Router: ops.Router{Experts: 8, TopK: 2, Renormalize: true}, FFN: 128, Dense: []bool{false, true}}
 			})
-			plan, report := fp8Plan(t, m, x.o, x.tokens, 4, 40)
-			if x.stored {
-				require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
-				plan, _ = fp8Plan(t, m, x.o, x.tokens, 4, 40)
-			}
-			p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
-			require.NoError(t, err)
-			holdGolden(t, "exec_fp8_moe_"+name, p.String()+p.launchText())
+			x.hold(t, "exec_fp8_moe_"+name, m)
 		})
 	}
 }
