@@ -25,6 +25,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/seafan/seafan/autocast"
@@ -90,9 +91,33 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	if f.NArg() > 0 {
 		return s, fmt.Errorf("unexpected argument %q: every value belongs to a flag (-h lists them)", f.Arg(0))
 	}
+	if err := s.check(); err != nil {
+		return s, err
+	}
 	s.model.KVHeads, s.model.Context = s.model.Heads, s.train.Context
-	s.model.HeadDim = s.model.Hidden / max(s.model.Heads, 1)
+	s.model.HeadDim = s.model.Hidden / s.model.Heads
 	return s, nil
+}
+
+// check names the first flag that no model or run can have.
+func (s settings) check() error {
+	const most = 1 << 20
+	for _, x := range []struct {
+		flag string
+		v    int
+	}{{"layers", s.model.Layers}, {"dim", s.model.Hidden}, {"heads", s.model.Heads}, {"ffn", s.model.FFN}, {"history", s.history}} {
+		if x.v < 1 || x.v > most {
+			return fmt.Errorf("-%s must be 1 to %d, got %d", x.flag, most, x.v)
+		}
+	}
+	if s.model.Hidden%(2*s.model.Heads) != 0 {
+		return fmt.Errorf("-dim must be an even number for each of the %d -heads, got %d", s.model.Heads, s.model.Hidden)
+	}
+	var oe *train.OptionError
+	if err := s.train.Check(); errors.As(err, &oe) {
+		return fmt.Errorf("-%s must be %s, got %s", strings.ReplaceAll(oe.Field, "_", "-"), oe.Need, oe.Got)
+	}
+	return nil
 }
 
 // options turns the flags into those of the pass.

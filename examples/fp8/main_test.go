@@ -65,10 +65,13 @@ func TestFlagsAreChecked(t *testing.T) {
 		"-backend abacus":            `-backend: backend must be native or cuda, got "abacus"`,
 		"-format int8":               "-format must be hybrid, e4m3 or e5m2, got \"int8\"",
 		"extra":                      `unexpected argument "extra": every value belongs to a flag (-h lists them)`,
-		"-steps 0":                   "train: option steps: must be at least 1, got 0",
+		"-steps 0":                   "-steps must be at least 1, got 0",
 		"-text " + text + ".missing": "-text: ",
-		"-heads 0":                   "heads",
-		"-fp8 delayed -history 0 -context 16 -steps 1 -layers 1": "Delayed needs a History of 1 or more, got 0",
+		"-heads 0":                   "-heads must be 1 to 1048576, got 0",
+		"-heads 3":                   "-dim must be an even number for each of the 3 -heads, got 256",
+		"-dim 0":                     "-dim must be 1 to 1048576, got 0",
+		"-eval-rows -1":              "-eval-rows must be 0 or more, got -1",
+		"-fp8 delayed -history 0 -context 16 -steps 1 -layers 1": "-history must be 1 to 1048576, got 0",
 	} {
 		if !strings.Contains(args, "-text") {
 			args += " -text " + text
