@@ -273,7 +273,7 @@ func (t *Trainer) resume() error {
 	}
 	r, err := readRecord(filepath.Join(dir, trainerName))
 	if err != nil {
-		return err
+		return t.damaged(dir, err)
 	}
 	if name := stepName(r.State.Step); name != filepath.Base(dir) {
 		return fmt.Errorf("%s: state.step must be that of the folder, got %d", filepath.Join(dir, trainerName), r.State.Step)
@@ -290,12 +290,16 @@ func (t *Trainer) resume() error {
 	if err := checkMetrics(t.dir, r.State.Step); err != nil {
 		return err
 	}
+	var changed error // in a file since it was written
 	// The moments come first: they are checked as they are read, with names.
 	if err := restore(
 		contents{filepath.Join(dir, optimizerName), t.adam.slots(), nil},
-		contents{filepath.Join(dir, weightsName), t.weights(), func() error { return r.Files.check(dir) }},
+		contents{filepath.Join(dir, weightsName), t.weights(), func() error { changed = r.Files.check(dir); return changed }},
 	); err != nil {
 		t.adam.clear()
+		if bad := (*checkpoint.FormatError)(nil); changed != nil || errors.As(err, &bad) || errors.Is(err, fs.ErrNotExist) {
+			return t.damaged(dir, err)
+		}
 		return err
 	}
 	for _, p := range t.model.Params().All() {
@@ -308,6 +312,15 @@ func (t *Trainer) resume() error {
 	}
 	t.state, t.saved, t.dirty = r.State, dir, false
 	return nil
+}
+
+// damaged adds to what is wrong with the newest checkpoint how to go on from the
+// one before it, if there is one.
+func (t *Trainer) damaged(dir string, err error) error {
+	if steps, listed := listSteps(t.dir); listed == nil && len(steps) > 1 {
+		return fmt.Errorf("%w; move %s away to go on from %s", err, dir, stepName(steps[len(steps)-2]))
+	}
+	return err
 }
 
 func readRecord(path string) (*record, error) {

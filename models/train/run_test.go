@@ -429,6 +429,21 @@ func TestCorruptCheckpointIsNamed(t *testing.T) {
 		require.ErrorContains(t, err, c.want)
 		require.Equal(t, before, r.model.weights(), "nothing was read: %s", c.want)
 	}
+	// What is damaged has a checkpoint before it.
+	for _, name := range []string{trainerName, weightsName, optimizerName} {
+		dir := t.TempDir()
+		require.NoError(t, os.CopyFS(dir, os.DirFS(first.dir)))
+		newest := filepath.Join(dir, stepName(3))
+		require.NoError(t, os.Truncate(filepath.Join(newest, name), 9))
+		err := newRun(t, o, Random, Dir(dir)).Resume()
+		require.ErrorContains(t, err, "; move "+newest+" away to go on from "+stepName(0))
+		require.NoError(t, os.Rename(newest, filepath.Join(t.TempDir(), "damaged")))
+		r := newRun(t, o, Random, Dir(dir))
+		require.NoError(t, r.Resume())
+		_, err = r.Run(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, first.model.weights(), r.model.weights())
+	}
 	// A tensor too many.
 	path := filepath.Join(first.dir, stepName(3), optimizerName)
 	entries := append(first.adam.entries(), checkpoint.Values("extra", []float32{1}, 1))
