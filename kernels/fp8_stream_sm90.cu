@@ -4,6 +4,7 @@
 // 16-bit wgmma. So that one ldmatrix gives a thread what its fragment needs, the codes of every 16 k lie in the order 0 1 8 9
 // 2 3 10 11 4 5 12 13 6 7 14 15.
 // fp8_stream_e4m3: x in E4M3 too, w in its natural order; the partial sum of each 128 k is added up in f32 registers.
+// fp8_stream_coding_TYPE: the same for M up to 8 with x in bf16 or f16, which each block codes for itself, a step for each row.
 // With _block in the name, w has a step for each 128 rows by 128 k, and partial sums of 128 k are scaled and added up.
 // Epilogue: steps of rows and columns, + bias[N] (of the type of a 16-bit x, else f32), + residual[M,N] of the result's type, one rounding to bf16, f16 or
 // f32; or to E4M3 codes with a step of their own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: the
@@ -138,6 +139,12 @@ template <int COLS, bool BLOCK> struct Both {
   KERNEL(e4m3_##COLS##_swiglu, COLS, true, Both<COLS, false>)                     \
   KERNEL(e4m3_##COLS##_block, COLS, false, Both<COLS, true>)                      \
   KERNEL(e4m3_##COLS##_block_swiglu, COLS, true, Both<COLS, true>)
+#define CODING(T, NAME, DUAL)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_coding_##NAME(const __grid_constant__ CUtensorMap w, \
+                                                                                const __grid_constant__ Rows<T> x,     \
+                                                                                const __grid_constant__ Params p) {    \
+    BODY(16, DUAL, Both<16, false>);                                                                                   \
+  }
 WEIGHTS(bf16, 16)
 WEIGHTS(bf16, 32)
 WEIGHTS(bf16, 64)
@@ -147,3 +154,7 @@ WEIGHTS(f16, 64)
 BOTH(16)
 BOTH(32)
 BOTH(64)
+CODING(bf16, bf16_16, false)
+CODING(bf16, bf16_16_swiglu, true)
+CODING(f16, f16_16, false)
+CODING(f16, f16_16_swiglu, true)

@@ -9,9 +9,11 @@
 // Weights never depend on the launch in front: the ring is full of them before that has ended.
 // With DUAL, w is [2F,K]: the first wgmma tile is of the first half and the second the matching rows of the second, and y[M,F]
 // is silu(first) * second.
+// x is a tensor map, or Rows of 16 bits of which a block makes codes: of up to 8 rows, to shared memory behind the sums.
 #pragma once
 #include "fp8.cuh"
 #include "grid.cuh"
+#include "stream_rows.cuh"
 #include "wgmma_fp8.cuh"
 
 namespace {
@@ -51,8 +53,9 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 // step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the second wgmma tile, unless `second` is 0, lies
 // that many bytes behind the first) and calls release when it no longer reads the stage; LATE, whether it leaves products under way
 // and means the stage before; and dispatch(out, f), which calls f with the types of the result and of the residual.
-template <class Math, int COLS, bool DUAL>
-__device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMap& wmap, const Params& p) {
+template <class Math, int COLS, bool DUAL, class Source>
+__device__ __forceinline__ void stream(const Source& source, const CUtensorMap& wmap, const Params& p) {
+  constexpr bool CODING = IsRows<Source>::value;
   // A quarter of a warpgroup's sums: floats of a thread for each of the two wgmma tiles, bytes.
   constexpr int PART = COLS == 8 ? 1 : COLS / 8, PART_BYTES = PART * 2 * 4 * 128;
   constexpr int BK = Math::BK, X = Math::XTILES * COLS * 128;
@@ -62,11 +65,14 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int W = p.rows * p.pair * 128, STAGE = W + X;
   const int rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER;
+  unsigned char* rows = ring + p.stages * STAGE + 6 * PART_BYTES;  // behind the sums: codes [m][count * BK], what they are made of
+  __shared__ uint64_t coded;
   if (threadIdx.x == 0) {
-    prefetch_map(&xmap);
+    if (CODING) barrier_init(&coded, 1);
+    if constexpr (!CODING) prefetch_map(&source);
     prefetch_map(&wmap);
     for (int i = 0; i < p.stages; i++) {
-      barrier_init(full + i, 1);
+      barrier_init(full + i, CODING ? 2 : 1);
       barrier_init(empty + i, 1);
     }
     for (int i = 0; i < 2; i++) {
@@ -83,20 +89,29 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
   const int tiles = min(p.tiles, (p.n - row_first + tile_rows - 1) / tile_rows);
   if (threadIdx.x >= 256) {
     cluster_arrive();
-    if (threadIdx.x == 256) {
+    if (CODING || threadIdx.x == 256) {
       uint64_t policy;
       asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
       auto load_w = [&](int tile, int s, int slot) {
+        if (CODING && threadIdx.x != 256) return;
         unsigned char* w = ring + slot * STAGE;
         const int row = row_first + tile * tile_rows, k = (k_first + s) * BK;
-        barrier_expect(full + slot, STAGE);
+        barrier_expect(full + slot, CODING ? W : STAGE);
         copy_first2(w, &wmap, full + slot, k, row, policy);
         if (DUAL) copy_first2(w + W / 2, &wmap, full + slot, k, p.n + row, policy);
       };
       auto load_x = [&](int s, int slot) {
+        unsigned char* x = ring + slot * STAGE + W;
+        if constexpr (CODING) {
+          for (int i = threadIdx.x % 32; i < p.m * 8; i += 32)  // 16 bytes of a row, where the copy engine would put them
+            *(uint4*)(x + (i ^ i / 8 % 8) * 16) = *(const uint4*)(rows + (i / 8 * count + s) * 128 + i % 8 * 16);
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+          __syncwarp();
+          if (threadIdx.x == 256) barrier_arrive(full + slot);
+        } else {
 #pragma unroll
-        for (int i = 0; i < Math::XTILES; i++)
-          copy_tensor2(ring + slot * STAGE + W + i * COLS * 128, &xmap, full + slot, (k_first + s) * BK + i * (BK / Math::XTILES), 0);
+          for (int i = 0; i < Math::XTILES; i++) copy_tensor2(x + i * COLS * 128, &source, full + slot, (k_first + s) * BK + i * (BK / Math::XTILES), 0);
+        }
       };
       const int total = tiles * count, primed = min(p.stages, total);
       if (!p.early) grid_block();
@@ -104,11 +119,17 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
         load_w(tile, s, slot);
         if (++s == count) s = 0, tile++;
       }
-      if (p.early) grid_block();
       int tile = 0, s = 0;
-      for (int slot = 0; slot < primed; slot++) {
-        load_x(s, slot);
-        if (++s == count) s = 0, tile++;
+      if constexpr (CODING) {
+        asm volatile("bar.sync 4, 288;" ::: "memory");
+        for (int slot = threadIdx.x % 32; slot < primed; slot += 32) barrier_arrive(full + slot);
+        if (count) tile = primed / count, s = primed % count;
+      } else {
+        if (p.early) grid_block();
+        for (int slot = 0; slot < primed; slot++) {
+          load_x(s, slot);
+          if (++s == count) s = 0, tile++;
+        }
       }
       int slot = primed == p.stages ? 0 : primed, parity = 0;
       for (int unit = primed; unit < total; unit++) {
@@ -122,8 +143,14 @@ __device__ __forceinline__ void stream(const CUtensorMap& xmap, const CUtensorMa
     return;
   }
   cluster_arrive();
-  grid_block();
-  if (Math::STEPS) {
+  if constexpr (CODING) {
+    code_rows(Coded{rows, ring + W, count, min(p.stages, tiles * count), STAGE}, x_steps, source, p.m, p.k, k_first * BK, rows + p.m * count * BK, &coded);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("bar.sync 4, 288;" ::: "memory");
+  } else {
+    grid_block();
+  }
+  if (Math::STEPS && !CODING) {
     if (threadIdx.x < COLS) x_steps[threadIdx.x] = p.steps.x && threadIdx.x < p.m ? p.steps.x[(long)threadIdx.x * p.steps.x_row] : 1.f;
     asm volatile("bar.sync 3, 256;" ::: "memory");
   }

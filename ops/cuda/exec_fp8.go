@@ -185,6 +185,13 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 		return c.fp8Product(g, nil, zw)
 	}
 	z := Quantize{Type: m.Type, Format: E4M3, Rows: m.M, Cols: m.K, X: m.X}
+	if n, ok := c.p.normed[rootOf(c.In[0])]; ok {
+		const widest = 8192 // a norm of its own is quicker beyond
+		if g.X, g.Norm, g.Coding = n.X, n, true; g.M > 1 || g.K > widest || zw != nil || !g.codes(c.Target()) {
+			return unsupported(op, "M %d, K %d behind a norm: one row of up to %d", g.M, g.K, widest)
+		}
+		return c.fp8Product(g, nil, nil)
+	}
 	if o.Activations == ops.StaticSteps {
 		z.Steps.At = c.p.scalar(o.StepX)
 	} else {
@@ -194,13 +201,19 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 }
 
 // fp8Product launches a product with its scratch, behind the codes of its x and w when those are to be made, and a copy of a wide
-// x whose rows do not lie at multiples of 16 bytes.
+// x whose rows do not lie at multiples of 16 bytes. Codes of one row are the product's own to make: of more, a launch in front is
+// about as quick.
 func (c *Call) fp8Product(g FP8Gemm, x, w *Quantize) error {
-	if x != nil {
-		g.XType, g.XSteps = x.Format, x.Steps
-	}
 	if w != nil {
 		g.WType, g.WSteps = w.Format, w.Steps
+	}
+	if x != nil {
+		g.XType = x.Type
+		if g.M == 1 && x.Dynamic && x.Steps.row() && x.Format == E4M3 && x.Margin == 0 && g.codes(c.Target()) {
+			g.X, g.XSteps, g.Coding, x = x.X, FP8Steps{}, true, nil
+		} else {
+			g.XType, g.XSteps = x.Format, x.Steps
+		}
 	}
 	scratch := g.ScratchBytes(c.Target())
 	end := up256(scratch)

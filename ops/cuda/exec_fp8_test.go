@@ -39,10 +39,10 @@ type fp8Golden struct {
 
 func (x fp8Golden) hold(t *testing.T, file string, m *models.Transformer) {
 	t.Helper()
-	plan, report := fp8Plan(t, m, x.o, x.tokens, 4, 40)
+	plan, report := fp8Plan(t, m, x.o, x.tokens, min(x.tokens, 4), 40)
 	if x.stored {
 		require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
-		plan, _ = fp8Plan(t, m, x.o, x.tokens, 4, 40)
+		plan, _ = fp8Plan(t, m, x.o, x.tokens, min(x.tokens, 4), 40)
 	}
 	p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
 	require.NoError(t, err)
@@ -54,6 +54,7 @@ func TestExecutorFP8Golden(t *testing.T) {
 		"decode_sm_90":      {"sm_90", BF16, autocast.InferenceOptions{}, 4, true},
 		"chunk_sm_90":       {"sm_90", BF16, autocast.InferenceOptions{}, 128, false},
 		"rows_decode_sm_90": {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
+		"rows_one_sm_90":    {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 1, false},
 		"rows_chunk_sm_90":  {"sm_90", F16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, true},
 		"rows_chunk_sm_89":  {"sm_89", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
 		"rows_chunk_sm_80":  {"sm_80", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
@@ -137,6 +138,7 @@ func TestFP8ErrorsBeforeLaunch(t *testing.T) {
 		{func() FP8Gemm { g := g; g.XType = F32; return g }(), "fp8 gemm: x must be codes, bf16 or f16, w codes and the result bf16, f16, f32 or e4m3; got f32, e4m3 and bf16"},
 		{func() FP8Gemm { g := g; g.SwiGLU, g.Bias = true, p; return g }(), "fp8 gemm: no CUDA kernel: SwiGLU together with a bias or a residual"},
 		{func() FP8Gemm { g := g; g.XType = BF16; return g }(), "fp8 gemm: M 128 needs 32768 bytes of scratch"},
+		{func() FP8Gemm { g := g; g.XType, g.Coding = BF16, true; return g }(), "fp8 gemm: no CUDA kernel: M 128, K 128 of bf16 coded on the way to e4m3: M up to 8, M K up to 16384, on Hopper, with a step for the tensor or each row of w"},
 	} {
 		r := &Recorder{GPU: targets["sm_90"]}
 		require.EqualError(t, c.launch.Launch(r), c.want)
@@ -218,6 +220,20 @@ func TestFP8StepsFromHistories(t *testing.T) {
 	}
 }
 
+// onHopper lowers a graph whose weights are zeros but for one.
+func onHopper(t *testing.T, b *graph.Builder, outs ...*graph.Node) *program {
+	t.Helper()
+	for _, p := range b.Store().All() {
+		graph.Data[float32](p.Tensor())[0] = 1
+		p.Touch()
+	}
+	plan, err := b.Plan(outs...)
+	require.NoError(t, err)
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	return p
+}
+
 // A norm leaves codes only where every reader takes them: not as an output, for exact activations, another quantisation, or a
 // reader that runs natively.
 func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
@@ -245,14 +261,7 @@ func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
 			if c.output {
 				outs = append(outs, h)
 			}
-			for _, p := range b.Store().All() {
-				graph.Data[float32](p.Tensor())[0] = 1
-				p.Touch()
-			}
-			plan, err := b.Plan(outs...)
-			require.NoError(t, err)
-			p, err := lower(plan, targets["sm_90"], BF16, true, nil)
-			require.NoError(t, err)
+			p := onHopper(t, b, outs...)
 			require.Equal(t, c.want, p.steps[0].queued[0].launch.Kernel)
 			quantised := 0
 			for _, s := range p.steps {
@@ -267,6 +276,48 @@ func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
 			if strings.HasPrefix(c.want, "norm_fp8") {
 				require.Zero(t, quantised)
 			}
+		})
+	}
+}
+
+// The products of a gated unit take the norm of one row along where codes have a step for each row and what the norm reads outlives it.
+func TestProductsTakeTheirNormAlong(t *testing.T) {
+	rows := ops.FP8WeightLinearOp{Activations: ops.StepPerRow}
+	for name, c := range map[string]struct {
+		o        ops.FP8WeightLinearOp
+		tokens   int
+		later    bool // x is
+		another  bool // reader of the norm
+		launches []string
+	}{
+		"taken":   {rows, 1, true, false, []string{"fp8_stream_coding_bf16_16_swiglu", "fp8_stream_coding_bf16_16"}},
+		"dies":    {rows, 1, false, false, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_stream_coding_bf16_16"}},
+		"another": {rows, 1, true, true, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_stream_coding_bf16_16", "fp8_stream_e4m3_16"}},
+		"many":    {rows, 2, true, false, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_rows_bf16_e4m3", "fp8_stream_e4m3_16"}},
+		"static":  {ops.FP8WeightLinearOp{Activations: ops.StaticSteps, StepX: 0.5}, 1, true, false, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_stream_e4m3_16"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := graph.New()
+			x := ops.Add(b.Input("x", dtype.Float32, c.tokens, 128), b.Input("y", dtype.Float32, c.tokens, 128))
+			h := ops.RMSNorm(x, b.Param("norm", 128), 1e-5)
+			out := ops.FP8WeightLinear(ops.SwiGLU(ops.FP8WeightLinear(h, b.Param("gate", 64, 128), c.o), ops.FP8WeightLinear(h, b.Param("up", 64, 128), c.o)), b.Param("down", 128, 64), c.o)
+			if c.later {
+				out = ops.Add(x, out)
+			}
+			outs := []*graph.Node{out}
+			if c.another {
+				outs = append(outs, ops.FP8WeightLinear(h, b.Param("another", 64, 128), c.o))
+			}
+			p := onHopper(t, b, outs...)
+			var launches []string
+			for _, s := range p.steps {
+				for _, q := range s.queued {
+					if name := q.launch.Kernel; name != "pointwise_add_bf16" {
+						launches = append(launches, name)
+					}
+				}
+			}
+			require.ElementsMatch(t, c.launches, launches)
 		})
 	}
 }

@@ -5,7 +5,7 @@ import "fmt"
 // FP8Gemm launches y[M,N] = x[M,K] w[N,K]^T of codes times their steps, + bias[N], + residual[M,N], in one rounding. With SwiGLU,
 // w is [2N,K] and y = silu(x w1^T) * (x w2^T) of its two halves. x and w are E4M3 or E5M2 in any mix (with SwiGLU, E4M3); or x is
 // BF16 or F16 and w alone E4M3, in the order of PairCodes: up to 64 rows w is widened on its way, beyond it is widened once
-// to the type of x and that is multiplied.
+// to the type of x and that is multiplied. With Coding, such an x becomes E4M3 on its way, a step for each row.
 type FP8Gemm struct {
 	M, N, K          int
 	X, W             Pointer
@@ -20,12 +20,19 @@ type FP8Gemm struct {
 	ResidualStride   int64
 	OutStep, OutAmax Pointer // of E4M3: its step; optional f32, the largest magnitude before the rounding
 	SwiGLU           bool
+	Coding           bool    // where codes says so; w in its own order and XSteps none
+	Norm             RMSNorm // optional, of Coding: x goes through it first, with its W, which no launch in front writes, Eps and Unit
 	Exact            bool    // of codes: sums keep what the tensor cores drop of 8-bit floats, the gate is exact; a few times slower
 	Computed         bool    // the launch in front may write W
 	Scratch          Pointer // ScratchBytes, needed when that is not zero
 }
 
-func (g FP8Gemm) wide() bool { return !isCodes(g.XType) }
+func (g FP8Gemm) wide() bool { return !isCodes(g.XType) && !g.Coding }
+
+// codes says whether the streaming kernel makes codes of x in BF16 or F16: each block makes those of whole rows, so of little.
+func (g FP8Gemm) codes(gpu Target) bool {
+	return gpu.Hopper() && !g.Exact && g.M <= 8 && g.M*g.K <= 16384 && g.K%8 == 0 && (g.XType == BF16 || g.XType == F16) && g.WType == E4M3 && !g.WSteps.blocked()
+}
 
 func (g FP8Gemm) rows() int {
 	if g.SwiGLU {
@@ -36,7 +43,7 @@ func (g FP8Gemm) rows() int {
 
 // streams says whether the kernel that reads the weights once takes the launch.
 func (g FP8Gemm) streams(gpu Target) bool {
-	return gpu.Hopper() && !g.Exact && g.M <= streamColumns && g.WType == E4M3 && (g.wide() || g.XType == E4M3) && !(g.XSteps.vector() && !g.WSteps.square())
+	return gpu.Hopper() && !g.Exact && g.M <= streamColumns && g.WType == E4M3 && (g.XType == E4M3 || !isCodes(g.XType)) && !(g.XSteps.vector() && !g.WSteps.square())
 }
 
 func (g FP8Gemm) columns() int { return max(16, Gemm{M: g.M}.columns()) }
@@ -64,10 +71,7 @@ func (g FP8Gemm) Launch(q Queue) error {
 	if err := hasFP8(op, gpu); err != nil {
 		return err
 	}
-	size := int64(1)
-	if g.wide() {
-		size = 2
-	}
+	size := int64(g.XType.Size())
 	if err := rowStrides(op, g.N, g.K, &g.XStride, &g.WStride, &g.YStride, &g.ResidualStride); err != nil {
 		return err
 	}
@@ -82,7 +86,9 @@ func (g FP8Gemm) Launch(q Queue) error {
 	switch {
 	case g.wide() && g.WType != E4M3:
 		return unsupported(op, "%v weights with %v activations: kernels exist for e4m3", g.WType, g.XType)
-	case g.SwiGLU && !g.wide() && (g.XType != E4M3 || g.WType != E4M3):
+	case g.Coding && (!g.codes(gpu) || !g.XSteps.At.IsNil()):
+		return unsupported(op, "M %d, K %d of %v coded on the way to %v: M up to 8, M K up to 16384, on Hopper, with a step for the tensor or each row of w", g.M, g.K, g.XType, g.WType)
+	case g.SwiGLU && !g.wide() && !g.Coding && (g.XType != E4M3 || g.WType != E4M3):
 		return unsupported(op, "SwiGLU of %v and %v: kernels exist for e4m3", g.XType, g.WType)
 	case g.SwiGLU && (!g.Bias.IsNil() || !g.Residual.IsNil()):
 		return unsupported(op, "SwiGLU together with a bias or a residual")
@@ -192,10 +198,20 @@ func (g FP8Gemm) tiled(q Queue) error {
 // stream is the kernel that reads the weights once, for few rows.
 func (g FP8Gemm) stream(q Queue) error {
 	columns := g.columns()
-	c := cutStream(q.Target(), g.N, g.SwiGLU)
+	c, steps := cutStream(q.Target(), g.N, g.SwiGLU), ceilDiv(g.K, 128)
 	x, w := g.maps(columns, c.box)
-	args := append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), g.sizes()...)
-	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%v_%d%s", g.XType, columns, g.suffix()), columns, columns*128*g.XType.Size(), ceilDiv(g.K, 128), g.Computed, args))
+	args, more := append(g.args(), g.sizes()...), 0
+	kind, width := "", columns*128*g.XType.Size()
+	if g.Coding {
+		kind, width, more = "coding_", columns*128, g.M*ceilDiv(steps, streamCluster)*128+g.M*g.K*2
+		if !g.Norm.W.IsNil() {
+			more += g.K * 2
+		}
+		args = append([]Arg{{"w", w}, {"x", g.X}, {"norm_w", g.Norm.W}, {"x_stride", g.XStride}, {"block", int32(codeThreads(g.K))}, {"eps", g.Norm.Eps}, {"unit", g.Norm.Unit}}, args...)
+	} else {
+		args = append([]Arg{{"x", x}, {"w", w}}, args...)
+	}
+	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%s%v_%d%s", kind, g.XType, columns, g.suffix()), columns, width, steps, more, g.Computed, args))
 }
 
 // widened writes w in the type of x to the scratch and multiplies that.

@@ -134,7 +134,7 @@ func (g Gemm) stream(q Queue) error {
 		y.out = F32
 	}
 	args := append(append([]Arg{{"x", x}, {"w", w}}, y.args()...), steps{}.args()...)
-	return q.Launch(c.launch(q.Target(), name, columns, columns*128, ceilDiv(g.K, 64), g.Computed, append(args, Arg{"m", int32(g.M)}, Arg{"n", int32(g.N)}, Arg{"k", int32(g.K)})))
+	return q.Launch(c.launch(q.Target(), name, columns, columns*128, ceilDiv(g.K, 64), 0, g.Computed, append(args, Arg{"m", int32(g.M)}, Arg{"n", int32(g.N)}, Arg{"k", int32(g.K)})))
 }
 
 // streamCut is how a streaming kernel cuts its work: see stream.cuh. It depends on n alone.
@@ -167,10 +167,11 @@ func cutStream(gpu Target, n int, swiglu bool) (c streamCut) {
 	return c
 }
 
-// launch has as many stages of the ring as fit and as a block loads; x is the bytes of x in a stage, steps the stages along k.
-func (c streamCut) launch(gpu Target, kernel string, columns, x, steps int, computed bool, args []Arg) Launch {
+// launch has as many stages of the ring as fit and as a block loads; x is the bytes of x in a stage, steps the stages along k, more
+// what lies behind the sums.
+func (c streamCut) launch(gpu Target, kernel string, columns, x, steps, more int, computed bool, args []Arg) Launch {
 	const most, aside = 24, 2048 // stages; the alignment of the ring, and what is not dynamic
-	w, sums := c.rows*c.pair*128, columns*768
+	w, sums := c.rows*c.pair*128, columns*768+more
 	over := max(0, (64-c.rows)*128-x-sums) // the last wgmma tile is read whole
 	// Even where the ring is used again: a slot is always the same warpgroup's.
 	stages := min(most, (gpu.MaxShared-aside-sums-over)/(w+x)) &^ 1

@@ -68,6 +68,15 @@ func (n RMSNorm) codes(q Queue) error {
 		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"d", int32(n.D)}, {"stride", n.CodesStride}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 
+// codeThreads is the block of that kernel for few rows of up to 16384: one or two packs a thread, whose order other kernels keep to.
+func codeThreads(d int) int {
+	packs := d / 8
+	if packs > 256 {
+		packs = ceilDiv(packs, 2)
+	}
+	return (packs + 31) / 32 * 32
+}
+
 // LayerNorm launches y = (x - mean) / sqrt(var + eps) * w + b over rows of D elements; B is optional.
 type LayerNorm struct {
 	Type       DType

@@ -1,0 +1,118 @@
+// x of a streaming product in 16 bits whose rows become E4M3 codes on their way, with a step for each row, perhaps through an RMSNorm:
+// what a norm and a quantisation by rows in front would give, by every block for itself. Rows are copied whole to shared memory, and
+// loops stay loops: what runs once comes from memory instruction by instruction.
+#pragma once
+#include "grid.cuh"
+#include "hopper.cuh"
+#include "quantize.cuh"
+
+template <class T> struct Rows {
+  const T* x;
+  const T* w;  // weights of a norm, optional: x / sqrt(mean(x^2) + eps) * (w + unit) in the type of x is coded
+  long stride;
+  int block;  // half of the packs of a row in whole warps: the threads of a norm kernel, whose sums have the same order
+  float eps, unit;
+};
+template <class X> struct IsRows { static constexpr bool value = false; };
+template <class T> struct IsRows<Rows<T>> { static constexpr bool value = true; };
+
+#ifdef SEAFAN_HOPPER
+// Where the codes of a block go: rows of `stages` * 128 bytes, and of the first `primed` stages, which start again at 0 behind the
+// last, also to their slots of the ring, whose x lies `slot` bytes apart.
+struct Coded {
+  unsigned char *rows, *ring;
+  int stages, primed, slot;
+};
+
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
+}
+
+// Codes of columns from `first` on of rows [m,k], zeros behind k, and the steps, by 256 threads with barrier 3, behind the launch in
+// front. m is up to 8. space holds the rows, and the weights of a norm; bar is for one arrival.
+// A call: behind its branches in line, the compiler serialises the wgmma instructions.
+template <class T> __device__ __noinline__ void code_rows(Coded to, float* steps, Rows<T> x, int m, int k, int first, unsigned char* space, uint64_t* bar) {
+  __shared__ float sums[8][32], largest_of[2][8];
+  int each = 256;  // threads of a row
+  while (each * m > 256) each /= 2;
+  const int r = threadIdx.x / each, i = threadIdx.x % each, lane = threadIdx.x % 32, warp = threadIdx.x / 32, cols = r < m ? k : 0;
+  T *mem = (T*)space, *row = mem + r * k, *w = mem + m * k;
+  if (threadIdx.x == 0) {
+    barrier_expect(bar, (m + (x.w != nullptr)) * k * sizeof(T));
+    if (x.w) copy_bulk(w, x.w, k * sizeof(T), bar);
+  }
+  grid_block();
+  if (threadIdx.x == 0)
+    for (int j = 0; j < m; j++) copy_bulk(mem + j * k, x.x + j * x.stride, k * sizeof(T), bar);
+  barrier_wait(bar, 0);
+  float scale = 0.f;
+  if (x.w) {
+#pragma unroll 1
+    for (int v = i; v - lane < x.block; v += each) {  // as thread v of a norm kernel: packs v and v + block
+      float squares = 0.f;
+#pragma unroll 1
+      for (int c = v * 8; c < cols && c < (v + 2 * x.block) * 8; c += x.block * 8) {
+        Eight<T> e;
+        e.p[0] = load16(row + c);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const float2 f = two(e, j);
+          squares += f.x * f.x;
+          squares += f.y * f.y;
+        }
+      }
+      squares = warp_sum(squares);
+      if (lane == 0) sums[r][v / 32] = squares;
+    }
+    asm volatile("bar.sync 3, 256;" ::: "memory");
+    scale = rsqrtf(warp_sum(lane < x.block / 32 ? sums[r][lane] : 0.f) / k + x.eps);
+  }
+  Largest<T> largest;
+#pragma unroll 1
+  for (int c = i * 8; c < cols; c += each * 8) {
+    Eight<T> e;
+    e.p[0] = load16(row + c);
+    if (x.w) {
+      Eight<T> g;
+      g.p[0] = load16(w + c);
+      uint32_t* word = (uint32_t*)&e.p[0];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float2 f = two(e, j), of_w = two(g, j);
+        word[j] = pack2<T>(f.x * scale * (of_w.x + x.unit), f.y * scale * (of_w.y + x.unit));
+      }
+      store16(row + c, e.p[0]);
+    }
+    largest.meet(e);
+  }
+  float met = largest.value(), amax = met;
+  if (met != met) {
+    int nan = 0;
+    amax = 0.f;
+    for (int c = i * 8; c < cols; c += each * 8) meet_any(row, c, cols, amax, nan);
+  }
+  amax = warp_largest(amax), met = warp_largest(met);
+  if (lane == 0) largest_of[0][warp] = amax, largest_of[1][warp] = met;
+  asm volatile("bar.sync 3, 256;" ::: "memory");
+  for (int v = r * each / 32; v < (r + 1) * each / 32; v++) amax = fmaxf(amax, largest_of[0][v]), met = max_nan(met, largest_of[1][v]);
+  const float step = step_of<false>(amax, 0);
+  if (r >= m) return;
+  if (i == 0) steps[r] = step;
+  const Coder<T, false> coder(step);
+  const bool ordinary = coder.ordinary(met);
+#pragma unroll 1
+  for (int at = i * 8; at < to.stages * 128; at += each * 8) {
+    const int c = first + at;
+    uint2 q = make_uint2(0, 0);
+    if (c < k && ordinary) {
+      Eight<T> e;
+      e.p[0] = load16(row + c);
+      q = coder.encode(e);
+    } else if (c < k) {
+      q = encode_any<T, false>(row, c, k, step);
+    }
+    *(uint2*)(to.rows + r * to.stages * 128 + at) = q;
+    for (int s = at / 128; s < to.primed; s += to.stages) *(uint2*)(to.ring + s * to.slot + r * 128 + (at / 16 % 8 ^ r % 8) * 16 + at % 16) = q;
+  }
+}
+#endif
