@@ -83,8 +83,10 @@ done:
 
 // func pairRowsCodes(dst *float32, ldd int, src *byte, lds, rows, cols int, f *fp8Words)
 //
-// pairRowsBF16 of codes. The next call's columns are fetched: rows are far apart.
-//	DI dst, R8 ldd, SI src, R9 lds, DX rows left, K1 columns, Z30 Z31 interleave
+// pairRowsBF16 of codes. Rows are far apart, where nothing fetches the next one:
+// it is asked for 16 rows ahead.
+//	DI dst, R8 ldd, SI src, R9 lds, R12 16 lds, DX rows left, K1 columns,
+//	Z30 Z31 interleave
 TEXT ·pairRowsCodes(SB), NOSPLIT, $0-56
 	MOVQ dst+0(FP), DI
 	MOVQ ldd+8(FP), R8
@@ -98,14 +100,16 @@ TEXT ·pairRowsCodes(SB), NOSPLIT, $0-56
 	KMOVD AX, K1
 	VMOVDQU64 words<>(SB), Z30
 	VMOVDQU64 words<>+64(SB), Z31
+	MOVQ R9, R12
+	SHLQ $4, R12
 	SUBQ $2, DX
 	JLT  odd
 
 pair:
-	PREFETCHT0 64(SI)
+	PREFETCHT0 (SI)(R12*1)
 	VPMOVZXBW.Z (SI), K1, Z0
 	ADDQ R9, SI
-	PREFETCHT0 64(SI)
+	PREFETCHT0 (SI)(R12*1)
 	VPMOVZXBW.Z (SI), K1, Z4
 	ADDQ R9, SI
 	DECODE(Z0, Z1, Z2, Z3)
