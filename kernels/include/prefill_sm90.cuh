@@ -429,7 +429,10 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       barrier_wait(v_full + slot, (done + it) / STAGES & 1);
       if (partial(key0) && cleanse(slot)) taint(key0);
     };
-    if (leader && tiles == 0) barrier_arrive(&q_empty);
+    if (tiles == 0) {  // no product in which its warps meet
+      asm volatile("bar.sync %0, 128;" ::"r"(wg + 2) : "memory");
+      if (leader) barrier_arrive(&q_empty);
+    }
     if (tiles > 0) {
       auto scored = [&](int it) {  // the scores of step it are there: their keys, in the end the query too, are no longer needed
         if (!leader) return;
