@@ -23,6 +23,9 @@ type GradCall struct {
 
 // Out is the gradient of result i; nil when the loss does not depend on it.
 func (g *GradCall) Out(i int) *Node {
+	if i < 0 || i >= len(g.node.outs) { // the error of the rule
+		panic(fmt.Sprintf("Out(%d) is asked for, results are counted from 0 to %d", i, len(g.node.outs)-1))
+	}
 	if len(g.node.outs) == 1 {
 		return g.grad
 	}
@@ -154,9 +157,12 @@ func (n *Node) gradient(gn *gorgonia.Node) (gorgonia.Nodes, error) {
 	n.b.within = n
 	defer func() { n.b.within = nil }()
 	g := &GradCall{Op: n.op, In: n.In(), Results: n.results(), node: n, grad: d}
-	grads := n.def.Grad(g)
+	grads, err := n.rule(g)
 	if b.err != nil {
 		return nil, b.err
+	}
+	if err != nil {
+		return nil, err
 	}
 	if len(grads) != len(n.in) {
 		return nil, fmt.Errorf("%s: the gradient rule gave %d nodes for %d inputs", n.name, len(grads), len(n.in))
@@ -169,12 +175,25 @@ func (n *Node) gradient(gn *gorgonia.Node) (gorgonia.Nodes, error) {
 		if d == nil {
 			return nil, fmt.Errorf("%s: the gradient rule gave nothing for input %d, %s", n.name, i, n.in[i].name)
 		}
+		if d.b != n.b {
+			return nil, fmt.Errorf("%s: the gradient of input %d, %s, belongs to another graph", n.name, i, d.name)
+		}
 		if !d.typ.Equal(n.in[i].typ) {
 			return nil, fmt.Errorf("%s: the gradient of input %d is %s, the input is %s", n.name, i, d.typ, n.in[i].typ)
 		}
 		out[i] = d.g
 	}
 	return out, nil
+}
+
+// rule calls the gradient rule; a panic in it is its error.
+func (n *Node) rule(g *GradCall) (grads []*Node, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s: the gradient rule failed: %v", n.name, p)
+		}
+	}()
+	return n.def.Grad(g), nil
 }
 
 // results are the nodes that hold the results of n.

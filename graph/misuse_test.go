@@ -246,3 +246,34 @@ func TestOneExecutorIsNotForTwoGoroutines(t *testing.T) {
 	var none context.Context
 	require.EqualError(t, run.Do(none, feeds), "graph: Do: the context is missing (nil)")
 }
+
+// ruled is scale with a gradient rule of its own.
+type ruled struct {
+	scale
+	rule func(g *graph.GradCall) []*graph.Node
+}
+
+func (ruled) Name() string { return "test_ruled" }
+
+func init() {
+	graph.Register(graph.Def{Name: "test_ruled", Grad: func(g *graph.GradCall) []*graph.Node { return g.Op.(ruled).rule(g) }})
+}
+
+func TestMisuseOfAGradientRuleIsAnError(t *testing.T) {
+	for want, rule := range map[string]func(g *graph.GradCall) []*graph.Node{
+		"layers.3.test_ruled: the gradient rule gave 0 nodes for 1 inputs":                                    func(*graph.GradCall) []*graph.Node { return nil },
+		"layers.3.test_ruled: the gradient rule gave nothing for input 0, layers.3.w":                         func(*graph.GradCall) []*graph.Node { return []*graph.Node{nil} },
+		"layers.3.test_ruled: the gradient of input 0, z, belongs to another graph":                           func(*graph.GradCall) []*graph.Node { return []*graph.Node{graph.New().Input("z", dtype.Float32, 4)} },
+		"layers.3.test_ruled: the gradient rule failed: out of cheese":                                        func(*graph.GradCall) []*graph.Node { panic("out of cheese") },
+		"layers.3.test_ruled: the gradient rule failed: Out(1) is asked for, results are counted from 0 to 0": func(g *graph.GradCall) []*graph.Node { return []*graph.Node{g.Out(1)} },
+	} {
+		b := graph.New()
+		w := b.Scope("layers.3").Param("w", 4)
+		_, err := b.Grad(graph.Apply(total{}, graph.Apply(ruled{scale{1}, rule}, w)), w)
+		require.ErrorContains(t, err, want)
+	}
+	require.EqualError(t, graph.Verify(nil), "verify: the graph is missing (nil)")
+	_, err := graph.Rewrite(nil, nil)
+	require.EqualError(t, err, "rewrite: the graph is missing (nil)")
+	require.EqualError(t, graph.RewriteInto(graph.New(), nil, nil), "rewrite: two graphs are required, one is missing (nil)")
+}

@@ -13,6 +13,9 @@ type Substitute func(n *Node, in []*Node) []*Node
 // with the substitutes in place of their originals. Parameters are shared, and
 // names and outputs stay.
 func Rewrite(b *Builder, sub Substitute) (*Builder, error) {
+	if b == nil {
+		return nil, errors.New("rewrite: the graph is missing (nil)")
+	}
 	nb, _, err := rewrite(b, b.nodes, sub)
 	return nb, err
 }
@@ -22,6 +25,8 @@ func Rewrite(b *Builder, sub Substitute) (*Builder, error) {
 // between the model and themselves.
 func RewriteInto(dst, src *Builder, sub Substitute) error {
 	switch {
+	case dst == nil, src == nil:
+		return errors.New("rewrite: two graphs are required, one is missing (nil)")
 	case dst.err != nil:
 		return dst.err
 	case len(dst.nodes) > 0:

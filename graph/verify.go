@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -12,6 +13,9 @@ import (
 // shapes as Infer says, and states read before they are written or after, as
 // the graph says. Tests call it after every pass.
 func Verify(b *Builder) error {
+	if b == nil {
+		return errors.New("verify: the graph is missing (nil)")
+	}
 	if b.err != nil {
 		return b.err
 	}

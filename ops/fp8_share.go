@@ -91,7 +91,10 @@ func fp8LinearGradGMeasuredBody(c *graph.Call) error {
 func Share(outputs ...*graph.Node) ([]*graph.Node, error) {
 	s := sharing{users: map[*graph.Node][]*graph.Node{}, parts: map[*graph.Node][]*graph.Node{}}
 	seen := map[*graph.Node]bool{}
-	for _, o := range outputs {
+	for i, o := range outputs {
+		if o == nil {
+			return nil, fmt.Errorf("ops: Share: output %d is missing (nil)", i)
+		}
 		s.users[o] = append(s.users[o], nil) // somebody outside the graph
 		s.visit(o, seen)
 	}

@@ -224,3 +224,8 @@ func TestTheNumberOfTokensHasNoGradient(t *testing.T) {
 	_, err := b.Grad(tokens, x)
 	require.EqualError(t, err, "cross_entropy: of its results only the loss has a gradient")
 }
+
+func TestShareOfNothingIsAnError(t *testing.T) {
+	_, err := ops.Share(graph.New().Const("c", 1), nil)
+	require.EqualError(t, err, "ops: Share: output 1 is missing (nil)")
+}
