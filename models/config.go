@@ -5,6 +5,7 @@ package models
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -78,6 +79,9 @@ func ReadConfig(dir string) (Config, error) {
 // ParseConfig reads a config.json. A model type that is not known, or a value
 // that would change results and is not supported, is an error that names it.
 func ParseConfig(r io.Reader) (Config, error) {
+	if r == nil {
+		return Config{}, errors.New("models: the reader of a config is missing (nil)")
+	}
 	raw, err := io.ReadAll(io.LimitReader(r, maxConfigBytes+1))
 	if err != nil {
 		return Config{}, err
@@ -88,7 +92,11 @@ func ParseConfig(r io.Reader) (Config, error) {
 	var long struct {
 		Quantization json.RawMessage `json:"quantization_config"` // may list every module, and is not decoded
 	}
-	if err := json.Unmarshal(raw, &long); err != nil {
+	err = json.Unmarshal(raw, &long)
+	if other := (*json.UnmarshalTypeError)(nil); errors.As(err, &other) {
+		return Config{}, fmt.Errorf("a config must be a JSON object, got %s", other.Value)
+	}
+	if err != nil {
 		return Config{}, err
 	}
 	if n := bytes.Count(raw, []byte(",")) - bytes.Count(long.Quantization, []byte(",")); n > maxConfigValues {

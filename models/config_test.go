@@ -215,3 +215,10 @@ func TestConfigTooLong(t *testing.T) {
 	_, err := models.ParseConfig(strings.NewReader(strings.Repeat(" ", 5<<20)))
 	require.EqualError(t, err, "a config of at most 4194304 bytes is read, this one is longer")
 }
+
+func TestAConfigIsAnObject(t *testing.T) {
+	_, err := models.ParseConfig(strings.NewReader("[1]"))
+	require.EqualError(t, err, "a config must be a JSON object, got array")
+	_, err = models.ParseConfig(nil)
+	require.EqualError(t, err, "models: the reader of a config is missing (nil)")
+}
