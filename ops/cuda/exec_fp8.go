@@ -209,7 +209,7 @@ func (c *Call) fp8Product(g FP8Gemm, x, w *Quantize) error {
 	}
 	if x != nil {
 		g.XType = x.Type
-		if g.M == 1 && x.Dynamic && x.Steps.row() && x.Format == E4M3 && x.Margin == 0 && g.codes(c.Target()) {
+		if g.M == 1 && x.Dynamic && x.Steps.row() && x.Format == E4M3 && x.Margin == 0 && x.X.Addr%16 == 0 && g.codes(c.Target()) {
 			g.X, g.XSteps, g.Coding, x = x.X, FP8Steps{}, true, nil
 		} else {
 			g.XType, g.XSteps = x.Format, x.Steps

@@ -3,6 +3,7 @@ package cuda
 import (
 	"context"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -319,5 +320,59 @@ func TestProductsTakeTheirNormAlong(t *testing.T) {
 			}
 			require.ElementsMatch(t, c.launches, launches)
 		})
+	}
+}
+
+// asked keeps launches.
+type asked struct {
+	Recorder
+	list []Launch
+}
+
+func (a *asked) Launch(l Launch) error {
+	a.list = append(a.list, l)
+	return a.Recorder.Launch(l)
+}
+
+// The ring of a product that codes its x leaves room for what the kernel has in static shared memory.
+func TestCodedRowsFitBesideTheRing(t *testing.T) {
+	const static = 1664 // of the kernels in the image
+	gpu := targets["sm_90"]
+	p := at("p", 1)
+	for k := 8; k <= 16384; k += 248 {
+		for _, n := range []int{40, 2048, 3584, 4096, 6144, 14336} {
+			for _, norm := range []Pointer{{}, p} {
+				for _, swiglu := range []bool{false, true} {
+					a := &asked{Recorder: Recorder{GPU: gpu}}
+					g := FP8Gemm{M: 1, N: n, K: k, X: p, W: p, XType: BF16, WType: E4M3, WSteps: FP8Steps{At: p, Rows: 1}, WStride: up16(k), XStride: up16(k), Y: p, Out: BF16, Coding: true, Norm: RMSNorm{W: norm}, SwiGLU: swiglu}
+					require.NoError(t, g.Launch(a))
+					require.Len(t, a.list, 1)
+					require.LessOrEqual(t, a.list[0].Shared+static, gpu.MaxShared, "N %d K %d", n, k)
+				}
+			}
+		}
+	}
+}
+
+// A sum that takes the place of the product's own x is not the product's to make: some blocks would write what others still read.
+func TestSumOverTheProductsOwnInput(t *testing.T) {
+	for name, linear := range map[string]func(x, w *graph.Node) *graph.Node{
+		"16 bits": func(x, w *graph.Node) *graph.Node { return ops.Linear(x, w) },
+		"8 bits": func(x, w *graph.Node) *graph.Node {
+			return ops.FP8WeightLinear(x, w, ops.FP8WeightLinearOp{Activations: ops.StepPerRow})
+		},
+	} {
+		b := graph.New()
+		in := b.Input("x", dtype.Float32, 1, 128)
+		x, other := ops.Add(in, in), ops.Add(in, b.Input("y", dtype.Float32, 1, 128))
+		own := ops.Add(x, linear(x, b.Param("own", 128, 128)))
+		p := onHopper(t, b, ops.Add(other, linear(own, b.Param("foreign", 128, 128))))
+		var sums []int // nodes of a step with a product
+		for _, s := range p.steps {
+			if slices.ContainsFunc(s.nodes, isLinear) {
+				sums = append(sums, len(s.nodes))
+			}
+		}
+		require.Equal(t, []int{1, 2}, sums, name)
 	}
 }

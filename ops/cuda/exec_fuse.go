@@ -72,6 +72,9 @@ func (p *program) fuseResidual(i int) (*Call, int, error) {
 	if b, _ := p.plan.Place(in[1]); to != a && to != b {
 		return nil, 0, nil
 	}
+	if x, _ := p.plan.Place(rootOf(linear.In()[0])); to == x { // blocks that end early would write what others still read
+		return nil, 0, nil
+	}
 	c := &Call{Node: linear, In: linear.In(), p: p}
 	return c, 2, productBody(c, &Call{Node: add, In: in, p: p})
 }

@@ -20,7 +20,7 @@ func TestDeviceFP8CodingHasTheBitsOfQuantize(t *testing.T) {
 	row := FP8Steps{Rows: 1}
 	for _, c := range []fp8Case{
 		{m: 1, n: 300, k: 200}, {m: 1, n: 4096, k: 14336, residual: true}, {m: 1, n: 512, k: 16384}, {m: 2, n: 264, k: 8192, bias: true}, {m: 3, n: 1000, k: 1040, bias: true, residual: true, out: F32}, {m: 4, n: 512, k: 4096},
-		{m: 5, n: 256, k: 2048, swiglu: true}, {m: 7, n: 896, k: 712, out: E4M3}, {m: 8, n: 4096, k: 2048, residual: true}, {m: 8, n: 40, k: 8}, {m: 3, n: 26000, k: 272}, {m: 2, n: 13000, k: 264, swiglu: true},
+		{m: 5, n: 256, k: 2048, swiglu: true}, {m: 7, n: 896, k: 712, out: E4M3}, {m: 8, n: 4096, k: 2048, residual: true}, {m: 8, n: 40, k: 8}, {m: 3, n: 26000, k: 272}, {m: 2, n: 13000, k: 264, swiglu: true}, {m: 1, n: 4096, k: 5120}, {m: 1, n: 3584, k: 6144}, {m: 1, n: 2048, k: 5120, swiglu: true}, // the last fill shared memory
 	} {
 		for _, dt := range []DType{BF16, F16} {
 			c := c

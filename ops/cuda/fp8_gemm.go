@@ -102,6 +102,8 @@ func (g FP8Gemm) Launch(q Queue) error {
 		return unsupported(op, "%v results of %v activations", g.Out, g.XType)
 	case g.XStride*size%16 != 0, g.WStride%16 != 0, g.X.Addr%16 != 0, g.W.Addr%16 != 0:
 		return unsupported(op, "K %d, row strides %d and %d: rows of x and w must lie at multiples of 16 bytes", g.K, g.XStride, g.WStride)
+	case g.Norm.W.Addr%16 != 0:
+		return unsupported(op, "a norm's weights at %#x: a multiple of 16 bytes is required", g.Norm.W.Addr)
 	}
 	if g.M == 0 {
 		return nil

@@ -170,7 +170,11 @@ func cutStream(gpu Target, n int, swiglu bool) (c streamCut) {
 // launch has as many stages of the ring as fit and as a block loads; x is the bytes of x in a stage, steps the stages along k, more
 // what lies behind the sums.
 func (c streamCut) launch(gpu Target, kernel string, columns, x, steps, more int, computed bool, args []Arg) Launch {
-	const most, aside = 24, 2048 // stages; the alignment of the ring, and what is not dynamic
+	const most = 24 // stages
+	aside := 2048   // the alignment of the ring, and what is not dynamic
+	if more > 0 {
+		aside += 1024 // the sums of rows that are coded
+	}
 	w, sums := c.rows*c.pair*128, columns*768+more
 	over := max(0, (64-c.rows)*128-x-sums) // the last wgmma tile is read whole
 	// Even where the ring is used again: a slot is always the same warpgroup's.
