@@ -18,7 +18,8 @@ type Ragged struct {
 
 // AttentionPrefill launches attention of many query tokens a request. Dense: q [B,Lq,Hq,D] over k, v [B,Lk,Hk,D] by strides
 // (elements; zero means packed), out packed, lse [B,Hq,Lq]. Ragged: packed q [T,Hq,D] over pages, lse [Hq,T]. Causal is
-// bottom-right. A row that sees no key gives 0 and lse -Inf. With KSteps and VSteps the pages hold E4M3 codes.
+// bottom-right. A row that sees no key gives 0 and lse -Inf. With KSteps and VSteps the pages hold E4M3 codes; a request's then
+// hold at least as many tokens as it brings.
 type AttentionPrefill struct {
 	Type                           DType
 	B, Hq, Hk, D, Lq, Lk           int
