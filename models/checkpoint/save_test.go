@@ -350,10 +350,10 @@ func TestSavingWhatIsGone(t *testing.T) {
 	}
 	require.NoError(t, ck.Close())
 	for _, e := range []Entry{Values("a", w, 1<<20), Rounded("a", dtype.BFloat16, w, 1<<20)} {
-		require.ErrorContains(t, save(dir, SaveOptions{}, e), `tensor "a": the file was shortened or failed while it was mapped`)
+		require.ErrorContains(t, save(dir, SaveOptions{}, e), `tensor "a": the file was closed, shortened or failed while it was mapped`)
 	}
 	gone := func(yield func(Entry) bool) { yield(Values("a", append([]float32(nil), w...), 1<<20)) }
-	require.ErrorContains(t, Save(dir, gone, SaveOptions{}), "the file was shortened or failed while it was mapped")
+	require.ErrorContains(t, Save(dir, gone, SaveOptions{}), "the file was closed, shortened or failed while it was mapped")
 	require.EqualError(t, Save(dir, nil, SaveOptions{}), "checkpoint: save "+dir+": the tensors are missing (nil)")
 	require.ErrorContains(t, WriteDir(dir, nil), "the function that fills it is missing (nil)")
 	_, err = OpenReaderAt(nil, 8)

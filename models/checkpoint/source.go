@@ -93,7 +93,7 @@ func mapped(use func() error) (err error) {
 		if !ok {
 			panic(p)
 		}
-		err = fmt.Errorf("the file was shortened or failed while it was mapped: %w", fault)
+		err = fmt.Errorf("the file was closed, shortened or failed while it was mapped: %w", fault)
 	}()
 	return use()
 }
