@@ -21,9 +21,10 @@ type GradCall struct {
 	grad *Node
 }
 
-// Out is the gradient of result i; nil when the loss does not depend on it.
+// Out is the gradient of result i; nil when the loss does not depend on it. A
+// result that the op does not have makes the rule fail.
 func (g *GradCall) Out(i int) *Node {
-	if i < 0 || i >= len(g.node.outs) { // the error of the rule
+	if i < 0 || i >= len(g.node.outs) { // rule makes it an error
 		panic(fmt.Sprintf("Out(%d) is asked for, results are counted from 0 to %d", i, len(g.node.outs)-1))
 	}
 	if len(g.node.outs) == 1 {

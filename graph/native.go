@@ -158,7 +158,7 @@ func (r *Native) tensor(n *Node) Tensor {
 }
 
 // Do runs the plan. It checks the feeds before any work, and the context
-// between steps.
+// between steps. A call during another's is an error.
 func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 	if ctx == nil {
 		return errors.New("graph: Do: the context is missing (nil)")

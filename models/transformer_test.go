@@ -54,7 +54,8 @@ func TestPlanEqualsTapeMachine(t *testing.T) {
 	}
 }
 
-// planEqualsTape runs two steps of a batch of length tokens in both ways.
+// planEqualsTape holds two training steps of a plan, on batch sequences of length
+// tokens, to the bits of gorgonia's TapeMachine.
 func planEqualsTape(t *testing.T, c models.Config, batch, length int) {
 	b, outs, run, feeds := trainStep(t, c, batch, length, 0.1, graph.Poison())
 	tape, err := b.Tape(outs...)

@@ -101,7 +101,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 
 // check names the first flag that no model or run can have.
 func (s settings) check() error {
-	const most = 1 << 20
+	const most = 1 << 20 // the product of three fits an int
 	for _, x := range []struct {
 		flag string
 		v    int

@@ -1,3 +1,5 @@
+// What a user can do wrong with a session and with a model of their own: every call
+// gives an error that says so.
 package generate_test
 
 import (

@@ -1,5 +1,5 @@
-"""How transformers in bfloat16 differs from itself in float32 on the mixtures of
-testdata/golden: the numbers that a device test holds the same measure to.
+"""How transformers in bfloat16 and float16 differs from itself in float32 on the
+mixtures of testdata/golden: the bounds of TestDeviceExecutorChoices in ops/cuda.
 
     python choices.py kimi_linear deepseek_v3 qwen3_moe
 

@@ -248,7 +248,7 @@ func (e *NotFinite) Error() string {
 
 // Run trains until Steps are done or EarlyStop ends the run. A context that
 // ends stops it between two steps of the plan: Run saves what is done and
-// returns *Interrupted.
+// returns *Interrupted. A call during another's is an error.
 func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
 	if ctx == nil {
 		return Summary{}, errors.New("train: Run: the context is missing (nil)")

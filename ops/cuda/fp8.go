@@ -118,6 +118,7 @@ func (z Quantize) Launch(q Queue) error {
 	}
 	cols := int64(z.Cols)
 	if z.Steps.vector() && z.Turned.IsNil() && cols%128 == 0 && z.XStride == cols && z.CodesStride == cols && z.X.Addr%16 == 0 {
+		// A block is 256 threads of two packs of 8.
 		return z.launch(q, "vectors", [3]int{ceilDiv(z.Rows*z.Cols, 8*2*256), 1, 1})
 	}
 	return z.tiles(q)
@@ -151,7 +152,7 @@ func (z Quantize) flat(q Queue) error {
 	if (!z.Amax.IsNil() || !z.NaN.IsNil() || z.Dynamic) && z.Flags.IsNil() {
 		return fmt.Errorf("quantize: an amax of the tensor needs %d bytes of flags", QuantizeFlags)
 	}
-	// As many threads as there are room for, all with as many packs of 8 as each other.
+	// As many threads as there is room for, all with as many packs of 8 as each other.
 	blocks, most := (int64(z.Rows)*int64(z.Cols)+8*512-1)/(8*512), int64(4*q.Target().SMs)
 	if blocks > most {
 		each := (blocks + most - 1) / most

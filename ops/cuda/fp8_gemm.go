@@ -20,7 +20,7 @@ type FP8Gemm struct {
 	ResidualStride   int64
 	OutStep, OutAmax Pointer // of E4M3: its step; optional f32, the largest magnitude before the rounding
 	SwiGLU           bool
-	Coding           bool    // where codes says so; w in its own order and XSteps none
+	Coding           bool    // allowed where codes is true; W is not in the order of PairCodes, and XSteps is not given
 	Norm             RMSNorm // optional, of Coding: x goes through it first, with its W, which no launch in front writes, Eps and Unit
 	Exact            bool    // of codes: sums keep what the tensor cores drop of 8-bit floats, the gate is exact; a few times slower
 	Computed         bool    // the launch in front may write W

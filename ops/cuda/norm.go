@@ -68,7 +68,8 @@ func (n RMSNorm) codes(q Queue) error {
 		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"d", int32(n.D)}, {"stride", n.CodesStride}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 
-// codeThreads is the block of that kernel for few rows of up to 16384: one or two packs a thread, whose order other kernels keep to.
+// codeThreads is the block of a norm that leaves codes of few rows, D up to 16384: one or two packs a thread. A product that takes
+// the norm along adds in the same order.
 func codeThreads(d int) int {
 	packs := d / 8
 	if packs > 256 {

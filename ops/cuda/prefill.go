@@ -18,8 +18,8 @@ type Ragged struct {
 
 // AttentionPrefill launches attention of many query tokens a request. Dense: q [B,Lq,Hq,D] over k, v [B,Lk,Hk,D] by strides
 // (elements; zero means packed), out packed, lse [B,Hq,Lq]. Ragged: packed q [T,Hq,D] over pages, lse [Hq,T]. Causal is
-// bottom-right. A row that sees no key gives 0 and lse -Inf. With KSteps and VSteps the pages hold E4M3 codes; a request's then
-// hold at least as many tokens as it brings.
+// bottom-right. A row that sees no key gives 0 and lse -Inf. With KSteps and VSteps the pages hold E4M3 codes, and those
+// of a request at least as many tokens as it has queries.
 type AttentionPrefill struct {
 	Type                           DType
 	B, Hq, Hk, D, Lq, Lk           int
@@ -71,7 +71,7 @@ func (a AttentionPrefill) hopper(gpu Target) bool {
 	if a.Ragged != nil {
 		return !a.KSteps.IsNil() || a.Ragged.PageSize >= 8
 	}
-	// The warps of a block meet in its products: not where 128 rows in a row see no key.
+	// A dense batch with a tile of 128 rows that see no key takes the portable kernel: such tiles are tested over pages alone.
 	return a.Lk > 0 && !(a.Causal && a.Lq-a.Lk >= 128)
 }
 
@@ -131,7 +131,7 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		{"window", int32(a.Window)}, {"causal", bit(a.Causal)}, {"scale", a.Scale}, {"softcap", a.Softcap}}
 	table := []Arg{{"qo_indptr", r.QoIndptr}, {"tile_batch", r.TileBatch}, {"tile_index", r.TileIndex}, {"page_indptr", r.Indptr}, {"page_indices", r.Indices}, {"last_page_len", r.LastPageLen}}
 	if a.hopper(q.Target()) {
-		keys, raw := 128, 4 // tiles of codes on their way
+		keys, raw := 128, 4 // of a tile; tiles of codes on their way
 		if a.D == 256 {
 			keys, raw = 64, 2
 		}

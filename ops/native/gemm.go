@@ -188,7 +188,7 @@ func launchGemmPack[T Float](g *gemmArgs[T]) {
 }
 
 // gemmPackUnit makes its share of A and packs its share of op(B), gemmPackCols
-// columns at a time: who will need the first rows or columns makes them.
+// columns at a time: a worker makes about the part that its units will read.
 func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
 	blocks := ceilDiv(g.n, gemmPackCols)
 	units := max(g.words.units, blocks)

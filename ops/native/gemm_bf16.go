@@ -94,7 +94,7 @@ const (
 	amxWords    = 16
 	amxUnitRows = 64
 	amxUnitCols = 512 // 1 MB of a pass's words stay in L2
-	amxUnits    = 16  // fewer of these than that become more of fewer columns
+	amxUnits    = 16  // with fewer, units have amxFewCols columns, so that many workers share them
 	amxFewCols  = 128
 	amxPass     = 512 // words of a pass: a launch takes no more
 )
@@ -150,7 +150,7 @@ type pairSource struct {
 	format FP8
 	ld     int
 	k      int  // of op(B): its rows
-	direct bool // words are those that lie in memory, with the smaller k below
+	direct bool // a word is two numbers as they lie in memory, that of the smaller k in its low half
 }
 
 // words are the stored numbers of a row by twos.
@@ -193,7 +193,7 @@ func (s *pairSource) pack(panel []float32, turned bool, p, kc, j, cols, nr int) 
 			packTransposed(panel, s.words()[j*s.ld/2+p:], s.ld/2, kc, cols, nr)
 			return
 		}
-		// From the last rows to the first, the second of two is above.
+		// Pairing puts the first row of two in the high half: it walks from the last row.
 		last := 2*(p+kc) - 1
 		pairRowsStored(&panel[(kc-1)*nr], -nr*4, &s.stored[last*s.ld+j], -s.ld*2, n, cols)
 		return
