@@ -287,7 +287,7 @@ func TestProductsTakeTheirNormAlong(t *testing.T) {
 	for name, c := range map[string]struct {
 		o        ops.FP8WeightLinearOp
 		tokens   int
-		later    bool // x is
+		later    bool // x is read again behind the products
 		another  bool // reader of the norm
 		launches []string
 	}{
@@ -323,17 +323,6 @@ func TestProductsTakeTheirNormAlong(t *testing.T) {
 	}
 }
 
-// asked keeps launches.
-type asked struct {
-	Recorder
-	list []Launch
-}
-
-func (a *asked) Launch(l Launch) error {
-	a.list = append(a.list, l)
-	return a.Recorder.Launch(l)
-}
-
 // The ring of a product that codes its x leaves room for what the kernel has in static shared memory.
 func TestCodedRowsFitBesideTheRing(t *testing.T) {
 	const static = 1664 // of the kernels in the image
@@ -343,7 +332,7 @@ func TestCodedRowsFitBesideTheRing(t *testing.T) {
 		for _, n := range []int{40, 2048, 3584, 4096, 6144, 14336} {
 			for _, norm := range []Pointer{{}, p} {
 				for _, swiglu := range []bool{false, true} {
-					a := &asked{Recorder: Recorder{GPU: gpu}}
+					a := &parts{Queue: &Recorder{GPU: gpu}}
 					g := FP8Gemm{M: 1, N: n, K: k, X: p, W: p, XType: BF16, WType: E4M3, WSteps: FP8Steps{At: p, Rows: 1}, WStride: up16(k), XStride: up16(k), Y: p, Out: BF16, Coding: true, Norm: RMSNorm{W: norm}, SwiGLU: swiglu}
 					require.NoError(t, g.Launch(a))
 					require.Len(t, a.list, 1)

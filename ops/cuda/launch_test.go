@@ -21,6 +21,17 @@ var targets = map[string]Target{
 
 func at(label string, i int) Pointer { return Pointer{Addr: uint64(i) << 20, Label: label} }
 
+// parts keeps the launches of a queue.
+type parts struct {
+	Queue
+	list []Launch
+}
+
+func (p *parts) Launch(l Launch) error {
+	p.list = append(p.list, l)
+	return p.Queue.Launch(l)
+}
+
 // layer is one layer of a decoder at M tokens of B requests, as launches.
 func layer(m int) []interface{ Launch(Queue) error } {
 	const d, f, hq, hk, D = 4096, 14336, 32, 8, 128

@@ -278,14 +278,3 @@ func TestDeviceSpeedExperts(t *testing.T) {
 		}
 	}
 }
-
-// parts keeps the launches, to time them one by one.
-type parts struct {
-	Queue
-	list []Launch
-}
-
-func (p *parts) Launch(l Launch) error {
-	p.list = append(p.list, l)
-	return p.Queue.Launch(l)
-}
