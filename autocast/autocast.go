@@ -94,6 +94,16 @@ type Options struct {
 	Filter
 }
 
+func (o Options) recipe() (ops.FP8Recipe, error) {
+	switch {
+	case o.Recipe == nil:
+		return Dynamic{}.recipe(o.Format)
+	case graph.Missing(o.Recipe):
+		return ops.FP8Recipe{}, fmt.Errorf("the recipe is missing: a nil %T", o.Recipe)
+	}
+	return o.Recipe.recipe(o.Format)
+}
+
 // FP8 returns the graph with its eligible linears as FP8 linears (see
 // ops.FP8LinearOp), for training and its evaluation. Apply it with the same
 // options to every graph of a model, before Grad. Running it again changes
@@ -108,11 +118,7 @@ func FP8(b *graph.Builder, o Options) (*graph.Builder, *Report, error) {
 
 // fp8 builds into an empty graph, or a new one.
 func fp8(b *graph.Builder, o Options, into *graph.Builder) (*graph.Builder, *Report, error) {
-	recipe := o.Recipe
-	if recipe == nil {
-		recipe = Dynamic{}
-	}
-	r, err := recipe.recipe(o.Format)
+	r, err := o.recipe()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -299,6 +299,7 @@ func TestExplain(t *testing.T) {
 func TestOptionsAreChecked(t *testing.T) {
 	for want, o := range map[string]autocast.Options{
 		"autocast: FP8: Delayed needs a History of 1 or more, got 0":                {Recipe: autocast.Delayed{}},
+		"autocast: FP8: the recipe is missing: a nil *autocast.Delayed":             {Recipe: (*autocast.Delayed)(nil)},
 		"autocast: FP8: Delayed needs a History of 1 or more, got -3":               {Recipe: autocast.Delayed{History: -3}},
 		"autocast: FP8: the Algo must be Max or MostRecent, got 7":                  {Recipe: autocast.Delayed{History: 1, Algo: 7}},
 		"autocast: FP8: the margin must be -64 to 64, got 100":                      {Recipe: autocast.Dynamic{Margin: 100}},

@@ -97,11 +97,7 @@ type stateFile struct {
 }
 
 func (m *Model) recipe() (string, error) {
-	r := m.options.Recipe
-	if r == nil {
-		r = Dynamic{}
-	}
-	q, err := r.recipe(m.options.Format)
+	q, err := m.options.recipe()
 	return q.String(), err
 }
 

@@ -50,7 +50,7 @@ type output struct {
 	node *Node
 }
 
-// Option changes a new Builder.
+// Option changes a new Builder; one that is nil is an error of the Builder.
 type Option func(*shared)
 
 // Share makes the graph use the parameters of another.
@@ -73,7 +73,11 @@ func New(opts ...Option) *Builder {
 		names:  map[string]int{},
 		hashes: map[uint32]struct{}{},
 	}
-	for _, o := range opts {
+	for i, o := range opts {
+		if o == nil {
+			s.err = fmt.Errorf("graph: New: option %d is missing (nil)", i)
+			continue
+		}
 		o(s)
 	}
 	if s.params == nil {
@@ -110,7 +114,12 @@ func join(path, name string) string {
 }
 
 // Err is the first error of any call on this graph.
-func (b *Builder) Err() error { return b.err }
+func (b *Builder) Err() error {
+	if b == nil || b.shared == nil {
+		return errors.New("graph: the builder is missing: New makes one")
+	}
+	return b.err
+}
 
 // Float is the element type of activations.
 func (b *Builder) Float() dtype.DType { return b.float }

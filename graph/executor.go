@@ -5,6 +5,7 @@ package graph
 import (
 	"context"
 	"fmt"
+	"reflect"
 )
 
 // Executor runs a plan: Native here, or that of a device. Value is the value of
@@ -12,6 +13,12 @@ import (
 type Executor interface {
 	Do(ctx context.Context, feeds Feeds) error
 	Value(n *Node) (Tensor, error)
+}
+
+// Missing reports that v is nil, or an interface that holds a nil pointer.
+func Missing(v any) bool {
+	r := reflect.ValueOf(v)
+	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
 }
 
 // Results lists the types of an op's results; nil for a leaf.

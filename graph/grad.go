@@ -59,8 +59,8 @@ func partGrad(d *Node, i int) *Node {
 // differentiation over the gradient rules of the ops, and is taken once on a
 // graph, after the passes.
 func (b *Builder) Grad(loss *Node, wrt ...*Node) ([]*Node, error) {
-	if b.err != nil {
-		return nil, b.err
+	if err := b.Err(); err != nil {
+		return nil, err
 	}
 	if err := b.checkGrad(loss, wrt); err != nil {
 		return nil, fmt.Errorf("graph: Grad: %w", err)

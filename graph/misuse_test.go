@@ -82,8 +82,23 @@ func TestMisuseOfABuilderIsAnError(t *testing.T) {
 		_, err := graph.Rewrite(b, nil)
 		require.EqualError(t, err, want)
 	}
+	for _, none := range []error{new(graph.Native).Do(context.Background(), nil), (*graph.Native)(nil).Do(context.Background(), nil), new(graph.Tape).Do(nil)} {
+		require.ErrorContains(t, none, " is missing: ")
+	}
+	_, err := new(graph.Plan).Native()
+	require.EqualError(t, err, "graph: Native: there is no plan: see the error of Plan")
 	// The names of a weight and of a state of another store must differ too.
-	b := graph.New(graph.States(graph.NewParams()))
+	b := graph.New(nil)
+	require.EqualError(t, b.Err(), "graph: New: option 0 is missing (nil)")
+	for _, none := range []*graph.Builder{nil, {}} {
+		_, planned := none.Plan()
+		_, graded := none.Grad(nil)
+		_, taped := none.Tape()
+		for _, err := range []error{none.Err(), planned, graded, taped} {
+			require.EqualError(t, err, "graph: the builder is missing: New makes one")
+		}
+	}
+	b = graph.New(graph.States(graph.NewParams()))
 	b.Param("w", 4)
 	b.State("w", float, 4)
 	require.EqualError(t, b.Err(), "parameter w is used both as a weight and as a state")

@@ -51,7 +51,7 @@ func Timing() NativeOption {
 // Native binds the plan to an arena. Every step must have a body, and every
 // parameter a value.
 func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
-	if p == nil {
+	if p == nil || p.b == nil {
 		return nil, errors.New("graph: Native: there is no plan: see the error of Plan")
 	}
 	r = &Native{plan: p}
@@ -160,6 +160,9 @@ func (r *Native) tensor(n *Node) Tensor {
 // Do runs the plan. It checks the feeds before any work, and the context
 // between steps. A call during another's is an error.
 func (r *Native) Do(ctx context.Context, feeds Feeds) error {
+	if r == nil || r.plan == nil {
+		return errors.New("graph: Do: the executor is missing: Plan.Native makes one")
+	}
 	if ctx == nil {
 		return errors.New("graph: Do: the context is missing (nil)")
 	}
@@ -167,6 +170,9 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 		return errors.New("graph: Do: the executor is in a run already, of another goroutine: make one each")
 	}
 	defer r.busy.Store(false)
+	if err := r.plan.b.params.Usable(); err != nil {
+		return fmt.Errorf("graph: Do: %w", err)
+	}
 	if err := r.checkFeeds(feeds); err != nil {
 		return err
 	}

@@ -1,9 +1,11 @@
 package graph
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/seafan/seafan/graph/dtype"
 )
@@ -129,6 +131,20 @@ type Params struct {
 	mu    sync.Mutex
 	names map[string]*Param
 	order []*Param
+
+	closed atomic.Bool
+}
+
+// Close says that memory of theirs is gone, that of a mapped file: executors on
+// them run no more.
+func (s *Params) Close() { s.closed.Store(true) }
+
+// Usable is an error after Close.
+func (s *Params) Usable() error {
+	if s.closed.Load() {
+		return errors.New("the model is closed, and the files of its weights with it")
+	}
+	return nil
 }
 
 // NewParams returns an empty set.

@@ -45,8 +45,8 @@ type buffer struct {
 
 // Plan orders what the outputs need, drops the rest, and places the values.
 func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
-	if b.err != nil {
-		return nil, b.err
+	if err := b.Err(); err != nil {
+		return nil, err
 	}
 	if len(outputs) == 0 {
 		return nil, errors.New("graph: Plan: no outputs")

@@ -65,6 +65,12 @@ func (b *Builder) Tape(outputs ...*Node) (t *Tape, err error) {
 
 // Do runs the graph.
 func (t *Tape) Do(feeds Feeds) (err error) {
+	if t == nil || t.b == nil {
+		return errors.New("graph: Do: the tape is missing: Builder.Tape makes one")
+	}
+	if err := t.b.params.Usable(); err != nil {
+		return fmt.Errorf("graph: Do: %w", err)
+	}
 	r := Native{inputs: t.inputs}
 	if err := r.checkFeeds(feeds); err != nil {
 		return err

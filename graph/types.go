@@ -95,7 +95,7 @@ func NewTensor(t Type) Tensor { return Tensor{t, alignedBytes(t.Bytes())} }
 func (t Tensor) Bytes() []byte { return t.mem }
 
 // Data is the memory of t as a slice of E, whose size must be that of t's
-// element type.
+// element type: like a type assertion, it panics where it is not.
 func Data[E Element](t Tensor) []E {
 	var e E
 	size := int(unsafe.Sizeof(e))

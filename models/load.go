@@ -81,7 +81,10 @@ func (s storage) codes(name string) bool {
 
 func storageOf(opts []Option) (storage, error) {
 	var s storage
-	for _, o := range opts {
+	for i, o := range opts {
+		if o == nil {
+			return s, fmt.Errorf("models: option %d is missing (nil)", i)
+		}
 		o(&s)
 	}
 	switch s.matrices {

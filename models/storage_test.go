@@ -1,6 +1,7 @@
 package models_test
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -170,7 +171,15 @@ func TestAClosedModelSaysSo(t *testing.T) {
 	require.NoError(t, err)
 	to := filepath.Join(t.TempDir(), "saved")
 	require.NoError(t, o.Save(to))
+	before := graph.New(graph.Share(o.Params()))
+	plan, err := before.Plan(o.Logits(before, before.Input("tokens", dtype.Int32, 1, 1), models.Dropout{}))
+	require.NoError(t, err)
+	run, err := plan.Native()
+	require.NoError(t, err)
+	feeds := graph.Feeds{"tokens": []int32{1}}
+	require.NoError(t, run.Do(context.Background(), feeds))
 	require.NoError(t, o.Close())
+	require.EqualError(t, run.Do(context.Background(), feeds), "graph: Do: the model is closed, and the files of its weights with it")
 	require.NoError(t, o.Close())
 	require.ErrorContains(t, o.Save(to), closed)
 	again, err := models.Open(to)
@@ -189,6 +198,8 @@ func TestAClosedModelSaysSo(t *testing.T) {
 	o.Packed(b, models.Packed{Tokens: 1, Requests: 1, Pages: 1, PageSize: 1, Indices: 1})
 	require.EqualError(t, b.Err(), closed)
 
+	_, err = models.Open(to, models.Widen(), nil)
+	require.EqualError(t, err, "models: option 1 is missing (nil)")
 	var none models.Transformer
 	require.ErrorContains(t, none.Save(to), "models: the model has no parameters: New, ")
 	require.ErrorContains(t, none.Init(0), "models: the model has no parameters: New, ")

@@ -32,7 +32,6 @@ type Transformer struct {
 
 	params *graph.Params
 	files  io.Closer // that weights lie in; nil: they are all copies
-	closed bool      // with the files
 	mu     sync.Mutex
 	tables map[tableKey]*ops.RotaryTable
 }
@@ -51,17 +50,17 @@ func (m *Transformer) Close() error {
 	if m.files == nil {
 		return nil
 	}
-	m.closed = true
+	m.params.Close()
 	return m.files.Close()
 }
 
 // usable refuses a model whose weights are gone, or never were.
 func (m *Transformer) usable() error {
-	switch {
-	case m.params == nil:
+	if m.params == nil {
 		return errors.New("models: the model has no parameters: New, KimiLinear, Load and Open make one that has")
-	case m.closed:
-		return errors.New("models: the model is closed, and the files of its weights with it")
+	}
+	if err := m.params.Usable(); err != nil {
+		return fmt.Errorf("models: %w", err)
 	}
 	return nil
 }

@@ -131,6 +131,8 @@ func TestReadErrors(t *testing.T) {
 	require.EqualError(t, Read(w, make([]float32, 7)), where+"the whole tensor needs a destination of 6 elements, it has 7")
 	_, ok := View[dtype.BF16](w)
 	require.False(t, ok)
+	_, ok = View[uint8](nil)
+	require.False(t, ok)
 	require.NoError(t, c.Close())
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, w.Float32(make([]float32, 6)), os.ErrClosed)

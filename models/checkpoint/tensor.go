@@ -273,7 +273,7 @@ func View[T Element](t *Tensor) ([]T, bool) {
 	var z T
 	d, size := DTypeOf[T](), int64(unsafe.Sizeof(z))
 	asBytes := d == dtype.UInt8
-	if d == dtype.Bool || !asBytes && (t.coding != Plain || t.dtype != d || !littleEndian) {
+	if t == nil || t.src == nil || d == dtype.Bool || !asBytes && (t.coding != Plain || t.dtype != d || !littleEndian) {
 		return nil, false
 	}
 	t.src.mu.RLock()

@@ -39,9 +39,11 @@ func TestMisuseOfASessionIsAnError(t *testing.T) {
 			require.EqualError(t, err, want)
 		}
 	}
-	_, err := generate.New(nil, generate.Options{})
-	require.EqualError(t, err, "generate: New: the model is missing (nil)")
-	_, err = generate.New(m, generate.Options{Compile: func(*graph.Plan) (graph.Executor, error) { return nil, nil }})
+	for _, none := range []generate.Model{nil, (*models.Transformer)(nil), (*models.Opened)(nil)} {
+		_, err := generate.New(none, generate.Options{})
+		require.EqualError(t, err, "generate: New: the model is missing (nil)")
+	}
+	_, err := generate.New(m, generate.Options{Compile: func(*graph.Plan) (graph.Executor, error) { return nil, nil }})
 	require.EqualError(t, err, "generate: Options.Compile gave no executor (nil)")
 	_, err = generate.Template(nil)
 	require.EqualError(t, err, "generate: Template: the model is missing (nil)")
@@ -52,10 +54,17 @@ func TestMisuseOfASessionIsAnError(t *testing.T) {
 		_, err = s.Restore(n)
 		require.EqualError(t, err, "generate: Restore: the snapshot is missing: Request.Snapshot makes one")
 	}
+	for _, r := range []*generate.Request{nil, {}} {
+		_, next := r.Next(context.Background())
+		_, kept := r.Snapshot()
+		for _, err := range []error{next, kept} {
+			require.EqualError(t, err, "generate: the request is missing: Session.Add makes one")
+		}
+	}
 	var none context.Context
 	for want, text := range map[string]func() (generate.Token, error){
-		"generate: the tokenizer is missing (nil)": func() (tok generate.Token, err error) {
-			for tok, err = range s.Text(context.Background(), nil, []int32{1}, generate.TextOptions{Max: 1}) {
+		"generate: the tokenizer is missing (nil or empty)": func() (tok generate.Token, err error) {
+			for tok, err = range s.Text(context.Background(), &tokenizer.Tokenizer{}, []int32{1}, generate.TextOptions{Max: 1}) {
 			}
 			return tok, err
 		},

@@ -72,6 +72,8 @@ type Options struct {
 // ErrContextFull is the error of a request that has no room for another token.
 var ErrContextFull = errors.New("generate: the context is full")
 
+var errNoRequest = errors.New("generate: the request is missing: Session.Add makes one")
+
 // ErrBusy is the error of Add when the session has all the requests it can hold.
 var ErrBusy = errors.New("generate: the session holds its most requests")
 
@@ -96,7 +98,7 @@ type Session struct {
 
 // New makes a session. The model must have its weights.
 func New(m Model, o Options) (*Session, error) {
-	if m == nil {
+	if graph.Missing(m) {
 		return nil, errors.New("generate: New: the model is missing (nil)")
 	}
 	vocab, most, eos := m.Limits()
@@ -330,6 +332,9 @@ func (r *Request) Next(ctx context.Context) (int32, error) {
 
 // step returns the next token where there is one, and else runs a step.
 func (r *Request) step(ctx context.Context) (id int32, drawn bool, err error) {
+	if r == nil || r.s == nil {
+		return 0, false, errNoRequest
+	}
 	s := r.s
 	if ctx == nil {
 		return 0, false, errors.New("generate: the context is missing (nil)")
@@ -480,7 +485,7 @@ func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
 	if st.run, err = s.opts.Compile(plan); err != nil {
 		return nil, fmt.Errorf("generate: %w", err)
 	}
-	if st.run == nil {
+	if graph.Missing(st.run) {
 		return nil, errors.New("generate: Options.Compile gave no executor (nil)")
 	}
 	asked := map[string]bool{} // not every model has pages, or states

@@ -96,6 +96,9 @@ type Snapshot struct {
 
 // Snapshot copies the request, its states and the content of its pages.
 func (r *Request) Snapshot() (*Snapshot, error) {
+	if r == nil || r.s == nil {
+		return nil, errNoRequest
+	}
 	s := r.s
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -66,8 +66,8 @@ func (k *Talk) Text(ctx context.Context, t *tokenizer.Tokenizer, prompt []int32,
 			yield(Token{}, &ParamError{"Max", o.Max, "0 (no limit) or above"})
 			return
 		}
-		if t == nil {
-			yield(Token{}, errors.New("generate: the tokenizer is missing (nil)"))
+		if t == nil || t.VocabSize() == 0 {
+			yield(Token{}, errors.New("generate: the tokenizer is missing (nil or empty)"))
 			return
 		}
 		r, err := s.Follow(k.request, prompt, o.Sampling)

@@ -9,6 +9,7 @@
 package tokenizer
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -55,6 +56,9 @@ func (t *Tokenizer) Encode(text string, o EncodeOptions) ([]int32, error) {
 
 // AppendEncode appends the ids of text to dst; Encode without the allocation.
 func (t *Tokenizer) AppendEncode(dst []int32, text string, o EncodeOptions) ([]int32, error) {
+	if t == nil || t.enc == nil {
+		return dst, errors.New("tokenizer: encode: the tokenizer is missing: Open makes one")
+	}
 	ids, err := t.enc.encode(dst, text, o)
 	if err != nil {
 		return dst, fmt.Errorf("tokenizer: encode: %w", err)

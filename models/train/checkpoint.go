@@ -250,6 +250,9 @@ func (t *Trainer) prune() error {
 // and Options and data must be those of the run, but for Steps and for what
 // does not decide the parameters.
 func (t *Trainer) Resume() error {
+	if err := t.usable(); err != nil {
+		return err
+	}
 	if err := t.resume(); err != nil {
 		return fmt.Errorf("train: resume: %w", joined(err, t.release()))
 	}

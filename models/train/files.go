@@ -20,6 +20,9 @@ func temporary(path string) string { return fmt.Sprintf("%s.tmp-%016x", path, ra
 // ReplaceFile writes path through a temporary beside it: a reader, or a run
 // after a crash, finds the old file or the new one.
 func ReplaceFile(path string, write func(w io.Writer) error) error {
+	if write == nil {
+		return fmt.Errorf("train: ReplaceFile: what writes %s is missing (nil)", path)
+	}
 	tmp := temporary(path)
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {

@@ -65,8 +65,13 @@ func (f *Folder) mend() error {
 	return nil
 }
 
+var errNoFolder = errors.New("train: the folder is missing (nil): Claim holds one")
+
 // Close lets the folder go. One that Claim made is removed if it is empty.
 func (f *Folder) Close() error {
+	if f == nil {
+		return errNoFolder
+	}
 	if f.made {
 		_ = os.Remove(f.path) // fails, as it should, where there is anything in it
 	}
@@ -77,6 +82,9 @@ func (f *Folder) Close() error {
 // anything: where it holds a run, or a file or folder with a name that a run
 // writes to.
 func (f *Folder) Fresh() error {
+	if f == nil {
+		return errNoFolder
+	}
 	steps, err := listSteps(f.path)
 	if err != nil {
 		return err

@@ -210,6 +210,9 @@ func (l *loss) run(ctx context.Context, step int64) (mean, count float64, err er
 // gradient, and a row is one sequence, packed data or not. Every number of
 // rows gets a graph of its own, once; the weights are shared.
 func (t *Trainer) Loss(ctx context.Context, tokens, labels []int32) (mean float64, count int64, err error) {
+	if err := t.usable(); err != nil {
+		return 0, 0, err
+	}
 	rows := len(tokens) / t.opts.Context
 	if rows < 1 || len(tokens) != rows*t.opts.Context || len(labels) != len(tokens) {
 		return 0, 0, fmt.Errorf("train: Loss: tokens and labels must be [rows,%d], got %d tokens and %d labels", t.opts.Context, len(tokens), len(labels))
@@ -247,6 +250,9 @@ func (t *Trainer) heldRows() int {
 // Evaluate is the mean loss over the counted labels of the held-out rows, in
 // nats. The last batch is filled up with rows that do not count.
 func (t *Trainer) Evaluate(ctx context.Context) (float64, error) {
+	if err := t.usable(); err != nil {
+		return 0, err
+	}
 	rows, c := t.heldRows(), t.opts.Context
 	if rows == 0 {
 		return 0, fmt.Errorf("train: Evaluate: the data holds nothing out")

@@ -142,11 +142,11 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	}
 	cast, ok := model.(*autocast.Model)
 	switch {
-	case model == nil, ok && (cast == nil || cast.Trainable == nil):
+	case graph.Missing(model), ok && graph.Missing(cast.Trainable):
 		return nil, errors.New("train: New: the model is missing (nil)")
 	case model.Params() == nil:
 		return nil, errors.New("train: New: the model has no Params (nil)")
-	case data == nil:
+	case graph.Missing(data):
 		return nil, errors.New("train: New: the data are missing (nil)")
 	}
 	t := &Trainer{
@@ -187,6 +187,13 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 		return nil, err
 	}
 	return t, nil
+}
+
+func (t *Trainer) usable() error {
+	if t == nil || t.model == nil {
+		return errors.New("train: the trainer is missing: New makes one")
+	}
+	return nil
 }
 
 // Step is the number of steps done.
@@ -250,6 +257,9 @@ func (e *NotFinite) Error() string {
 // ends stops it between two steps of the plan: Run saves what is done and
 // returns *Interrupted. A call during another's is an error.
 func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
+	if err := t.usable(); err != nil {
+		return Summary{}, err
+	}
 	if ctx == nil {
 		return Summary{}, errors.New("train: Run: the context is missing (nil)")
 	}
