@@ -53,29 +53,28 @@ func (n RMSNorm) codes(q Queue) error {
 	if n.Rows == 0 {
 		return nil
 	}
-	packs, v, most := n.D/8, 1, 256
-	if n.Rows <= fewRows {
-		most = 1024
+	v, block := codesCut(n.Rows, n.D)
+	name := fmt.Sprint(v)
+	if n.Rows <= fewRows && v == 2 {
+		name = "2_early"
+	}
+	return q.Launch(Launch{Kernel: fmt.Sprintf("norm_fp8_%v_%s", n.Type, name), Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: q.Target().Hopper() && !n.Computed, Args: []Arg{
+		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"d", int32(n.D)}, {"stride", n.CodesStride}, {"eps", n.Eps}, {"unit", n.Unit}}})
+}
+
+// codesCut is the packs of 8 that a thread of a norm that leaves codes takes, and the threads of its block. A product that takes the
+// norm of its rows along has as many, and so adds in the same order.
+func codesCut(rows, d int) (v, block int) {
+	packs, v, most := d/8, 1, 256
+	if rows <= fewRows {
+		if most = 1024; packs > 256 {
+			v = 2
+		}
 	}
 	for v < 4 && ceilDiv(packs, v) > most {
 		v *= 2
 	}
-	name := fmt.Sprint(v)
-	if n.Rows <= fewRows && packs > 256 && packs <= 2048 {
-		v, name = 2, "2_early"
-	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("norm_fp8_%v_%s", n.Type, name), Grid: [3]int{n.Rows, 1, 1}, Block: (ceilDiv(packs, v) + 31) / 32 * 32, Overlap: q.Target().Hopper() && !n.Computed, Args: []Arg{
-		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"d", int32(n.D)}, {"stride", n.CodesStride}, {"eps", n.Eps}, {"unit", n.Unit}}})
-}
-
-// codeThreads is the block of a norm that leaves codes of few rows, D up to 16384: one or two packs a thread. A product that takes
-// the norm along adds in the same order.
-func codeThreads(d int) int {
-	packs := d / 8
-	if packs > 256 {
-		packs = ceilDiv(packs, 2)
-	}
-	return (packs + 31) / 32 * 32
+	return v, (ceilDiv(packs, v) + 31) / 32 * 32
 }
 
 // LayerNorm launches y = (x - mean) / sqrt(var + eps) * w + b over rows of D elements; B is optional.
