@@ -12,6 +12,19 @@ import (
 	"github.com/seafan/seafan/ops/optest"
 )
 
+// store gives a parameter its value in its own type.
+func store(p *graph.Param, wide []float32) {
+	switch w := p.Tensor(); w.DType {
+	case dtype.BFloat16:
+		dtype.FromFloat32(graph.Data[dtype.BF16](w), wide)
+	case dtype.Float16:
+		dtype.FromFloat32(graph.Data[dtype.F16](w), wide)
+	default:
+		copy(graph.Data[float32](w), wide)
+	}
+	p.Touch()
+}
+
 // TestHalfWeights runs a table and a projection with weights stored in 16 bits:
 // the results, and the gradient that goes on, have the bits of the same model
 // with the weights widened.
@@ -32,16 +45,7 @@ func TestHalfWeights(t *testing.T) {
 			dtype.ToFloat32(wide, bf)
 			dtype.FromFloat32(fp, wide)
 			dtype.ToFloat32(wide, fp)
-			dtype.FromFloat32(bf, wide)
-			switch stored {
-			case dtype.Float32:
-				copy(graph.Data[float32](p.Tensor()), wide)
-			case dtype.BFloat16:
-				copy(graph.Data[dtype.BF16](p.Tensor()), bf)
-			case dtype.Float16:
-				copy(graph.Data[dtype.F16](p.Tensor()), fp)
-			}
-			p.Touch()
+			store(p, wide)
 		}
 		return ps
 	}
@@ -99,15 +103,7 @@ func TestHalfExperts(t *testing.T) {
 			dtype.ToFloat32(wide, bf)
 			p, err := ps.Add(name, graph.T(stored, shape...), false)
 			require.NoError(t, err)
-			switch stored {
-			case dtype.Float32:
-				copy(graph.Data[float32](p.Tensor()), wide)
-			case dtype.BFloat16:
-				copy(graph.Data[dtype.BF16](p.Tensor()), bf)
-			case dtype.Float16:
-				dtype.FromFloat32(graph.Data[dtype.F16](p.Tensor()), wide)
-			}
-			p.Touch()
+			store(p, wide)
 		}
 		b := graph.New(graph.Share(ps))
 		norm := b.Param("norm", d)
@@ -207,15 +203,7 @@ func TestLatentProductsOnStoredWeights(t *testing.T) {
 		ps := graph.NewParams()
 		p, err := ps.Add("w", graph.T(stored, h*(n+v), r), false)
 		require.NoError(t, err)
-		switch stored {
-		case dtype.Float32:
-			copy(graph.Data[float32](p.Tensor()), wide)
-		case dtype.BFloat16:
-			dtype.FromFloat32(graph.Data[dtype.BF16](p.Tensor()), wide)
-		case dtype.Float16:
-			dtype.FromFloat32(graph.Data[dtype.F16](p.Tensor()), wide)
-		}
-		p.Touch()
+		store(p, wide)
 		b := graph.New(graph.Share(ps))
 		w := b.Param("w", h*(n+v), r)
 		q := ops.LatentQuery(b.Input("q", dtype.Float32, tokens, h, n+shared), w, n, v)
