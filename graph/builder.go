@@ -180,6 +180,14 @@ func (n *Node) text() string {
 	return n.name
 }
 
+// String is the name and type of n, as errors say what was got.
+func (n *Node) String() string {
+	if n == nil {
+		return "none (nil)"
+	}
+	return n.name + " " + n.typ.String()
+}
+
 // Label is the name inside the scope.
 func (n *Node) Label() string {
 	if n == nil {

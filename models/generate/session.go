@@ -455,11 +455,7 @@ func (s *Session) step(tokens, requests int, penalised bool) (*step, error) {
 		return nil, fmt.Errorf("generate: %w", err)
 	}
 	if want := graph.T(b.Float(), r, s.vocab); logits == nil || !logits.Type().Equal(want) {
-		got := "none (nil)"
-		if logits != nil {
-			got = logits.Name() + " " + logits.Type().String()
-		}
-		return nil, fmt.Errorf("generate: Packed of the model must give logits %s, for %d requests and the vocabulary of Limits, got %s", want, r, got)
+		return nil, fmt.Errorf("generate: Packed of the model must give logits %s, for %d requests and the vocabulary of Limits, got %s", want, r, logits)
 	}
 	if s.opts.Compute == dtype.BFloat16 {
 		rounded, _, err := autocast.BF16(b, autocast.Filter{})

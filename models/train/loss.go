@@ -68,7 +68,7 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	}
 	for i, n := range []*graph.Node{mean, count} {
 		if n == nil || b.Node(n.Name()) != n || !n.Type().Equal(graph.T(dtype.Float32)) {
-			return nil, fmt.Errorf("train: Loss of the model must give the loss and the number of labels that count, float32 scalars of its graph, got as number %d %s", i+1, given(n))
+			return nil, fmt.Errorf("train: Loss of the model must give the loss and the number of labels that count, float32 scalars of its graph, got as number %d %s", i+1, n)
 		}
 	}
 	l := &loss{
@@ -160,14 +160,6 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	}
 	l.loss, l.count, l.grads = values[0], values[1], values[2:]
 	return l, nil
-}
-
-// given is a node as errors show it.
-func given(n *graph.Node) string {
-	if n == nil {
-		return "none (nil)"
-	}
-	return n.Name() + " " + n.Type().String()
 }
 
 // layerOf is the layer that a scope such as model.layers.3.mlp lies in.
