@@ -156,6 +156,9 @@ func isLinear(op string) bool {
 
 // Run feeds the graph once.
 func (c *Calibrator) Run(ctx context.Context, feeds graph.Feeds) error {
+	if c == nil || c.run == nil {
+		return errors.New("autocast: calibration: the calibrator is missing: NewCalibrator makes one")
+	}
 	needed := graph.Feeds{}
 	for _, n := range c.run.Plan().Inputs() { // the graph may ask for more, such as labels
 		needed[n.Name()] = feeds[n.Name()]
@@ -212,9 +215,10 @@ func StoreFP8(params *graph.Params, names []string) error {
 		steps []float32
 		shape []int // of the steps
 	}
-	if params == nil {
-		return errors.New("autocast: StoreFP8: the parameters are missing (nil)")
+	if err := params.Hold(); err != nil {
+		return fmt.Errorf("autocast: StoreFP8: %w", err)
 	}
+	defer params.Release()
 	var all []stored
 	for _, name := range names {
 		p := params.Get(name)

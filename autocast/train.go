@@ -97,6 +97,9 @@ type stateFile struct {
 }
 
 func (m *Model) recipe() (string, error) {
+	if m == nil || graph.Missing(m.Trainable) {
+		return "", errors.New("the model is missing (nil)")
+	}
 	q, err := m.options.recipe()
 	return q.String(), err
 }
@@ -112,12 +115,12 @@ func (m *Model) states() map[string]*graph.Param {
 
 // WriteFiles writes the model and the states of the recipe.
 func (m *Model) WriteFiles(dir string) error {
-	if err := m.Trainable.WriteFiles(dir); err != nil {
-		return err
-	}
 	recipe, err := m.recipe()
 	if err != nil {
 		return fmt.Errorf("autocast: %w", err)
+	}
+	if err := m.Trainable.WriteFiles(dir); err != nil {
+		return err
 	}
 	f := stateFile{recipe, map[string][]float32{}}
 	for name, p := range m.states() {

@@ -24,7 +24,6 @@ type Native struct {
 	arena  []byte
 	calls  []Call
 	group  []int // by step: how many run together from it on; 0: it runs with one before it
-	params []*Param
 	inputs []feedSlot
 	poison bool
 	timing []time.Duration
@@ -51,11 +50,15 @@ func Timing() NativeOption {
 // Native binds the plan to an arena. Every step must have a body, and every
 // parameter a value.
 func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
-	if p == nil || p.b == nil {
-		return nil, errors.New("graph: Native: there is no plan: see the error of Plan")
+	if err := p.Hold(); err != nil {
+		return nil, fmt.Errorf("graph: Native: %w", err)
 	}
+	defer p.Release()
 	r = &Native{plan: p}
-	for _, o := range opts {
+	for i, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("graph: Native: option %d is missing (nil)", i)
+		}
 		o(r)
 	}
 	defer func() { // of sizes that no address space has
@@ -71,7 +74,6 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 			if !n.param.Type.Equal(n.typ) {
 				return nil, fmt.Errorf("graph: Native: parameter %s is stored as %s, the graph was built for %s: build it again", n.param.Name, n.param.Type, n.typ)
 			}
-			r.params = append(r.params, n.param)
 		}
 	}
 	for _, s := range p.Steps {
@@ -157,11 +159,13 @@ func (r *Native) tensor(n *Node) Tensor {
 	return Tensor{n.typ, mem[pl.Offset:end:end]}
 }
 
+var errNoExecutor = errors.New("the executor is missing: Plan.Native makes one")
+
 // Do runs the plan. It checks the feeds before any work, and the context
 // between steps. A call during another's is an error.
 func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 	if r == nil || r.plan == nil {
-		return errors.New("graph: Do: the executor is missing: Plan.Native makes one")
+		return fmt.Errorf("graph: Do: %w", errNoExecutor)
 	}
 	if ctx == nil {
 		return errors.New("graph: Do: the context is missing (nil)")
@@ -170,9 +174,10 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 		return errors.New("graph: Do: the executor is in a run already, of another goroutine: make one each")
 	}
 	defer r.busy.Store(false)
-	if err := r.plan.b.params.Usable(); err != nil {
+	if err := r.plan.Hold(); err != nil {
 		return fmt.Errorf("graph: Do: %w", err)
 	}
+	defer r.plan.Release()
 	if err := r.checkFeeds(feeds); err != nil {
 		return err
 	}
@@ -266,6 +271,9 @@ func feedText(v any) string {
 // Value is the value of one of the plan's outputs after a run. Its memory is
 // the executor's: the next run writes to it.
 func (r *Native) Value(n *Node) (Tensor, error) {
+	if r == nil || r.plan == nil {
+		return Tensor{}, fmt.Errorf("graph: Value: %w", errNoExecutor)
+	}
 	if !slices.Contains(r.plan.Outputs, n) {
 		return Tensor{}, fmt.Errorf("graph: Value: %s is not an output of the plan", n.text())
 	}

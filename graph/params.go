@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/seafan/seafan/graph/dtype"
 )
@@ -27,6 +26,11 @@ type Param struct {
 	mu       sync.Mutex
 	attached map[string]any
 }
+
+var (
+	errNoParam  = errors.New("the parameter is missing (nil)")
+	errNoParams = errors.New("the parameters are missing (nil)")
+)
 
 // Tensor is the value, allocated on first use.
 func (p *Param) Tensor() Tensor {
@@ -71,6 +75,9 @@ func (p *Param) Touch() { p.version++ }
 // their plans give no executor, and executors that are there go on with the old
 // value.
 func (p *Param) Store(dt dtype.DType, value []byte) error {
+	if p == nil {
+		return errNoParam
+	}
 	t := Type{dt, p.Type.Shape}
 	if !dt.Valid() {
 		return fmt.Errorf("parameter %s: %s is no element type", p.Name, dt)
@@ -91,6 +98,9 @@ func (p *Param) Store(dt dtype.DType, value []byte) error {
 // Adopt makes mem the value without a copy. It must outlive p and may be
 // read-only, such as a part of a mapped file: then p must not be written to.
 func (p *Param) Adopt(mem []byte) error {
+	if p == nil {
+		return errNoParam
+	}
 	if len(mem) != p.Type.Bytes() {
 		return fmt.Errorf("parameter %s: %s has %d bytes, got %d", p.Name, p.Type, p.Type.Bytes(), len(mem))
 	}
@@ -132,18 +142,40 @@ type Params struct {
 	names map[string]*Param
 	order []*Param
 
-	closed atomic.Bool
+	use    sync.RWMutex // read: by what runs on them
+	closed bool
 }
 
-// Close says that memory of theirs is gone, that of a mapped file: executors on
-// them run no more.
-func (s *Params) Close() { s.closed.Store(true) }
+// Close waits for what runs on them, and nothing does from then on: the memory of
+// weights goes, that of a mapped file.
+func (s *Params) Close() {
+	s.use.Lock()
+	s.closed = true
+	s.use.Unlock()
+}
+
+// Hold keeps the memory of weights until Release; it is an error after Close.
+func (s *Params) Hold() error {
+	if s == nil {
+		return errNoParams
+	}
+	s.use.RLock()
+	if s.closed {
+		s.use.RUnlock()
+		return errors.New("the model is closed, and the files of its weights with it")
+	}
+	return nil
+}
+
+// Release ends a Hold.
+func (s *Params) Release() { s.use.RUnlock() }
 
 // Usable is an error after Close.
 func (s *Params) Usable() error {
-	if s.closed.Load() {
-		return errors.New("the model is closed, and the files of its weights with it")
+	if err := s.Hold(); err != nil {
+		return err
 	}
+	s.Release()
 	return nil
 }
 
@@ -153,6 +185,9 @@ func NewParams() *Params { return &Params{names: map[string]*Param{}} }
 // Add declares a parameter. Declaring it again with the same type returns the
 // one that is there.
 func (s *Params) Add(name string, t Type, state bool) (*Param, error) {
+	if s == nil {
+		return nil, errNoParams
+	}
 	if name == "" {
 		return nil, fmt.Errorf("a parameter needs a name")
 	}
@@ -168,6 +203,9 @@ func (s *Params) Add(name string, t Type, state bool) (*Param, error) {
 		return p, nil
 	}
 	p := &Param{Name: name, Type: Type{t.DType, slices.Clone(t.Shape)}, State: state}
+	if s.names == nil {
+		s.names = map[string]*Param{}
+	}
 	s.names[name] = p
 	s.order = append(s.order, p)
 	return p, nil

@@ -63,14 +63,17 @@ func (b *Builder) Tape(outputs ...*Node) (t *Tape, err error) {
 	return t, nil
 }
 
+var errNoTape = errors.New("the tape is missing: Builder.Tape makes one")
+
 // Do runs the graph.
 func (t *Tape) Do(feeds Feeds) (err error) {
-	if t == nil || t.b == nil {
-		return errors.New("graph: Do: the tape is missing: Builder.Tape makes one")
+	if t == nil || t.vm == nil {
+		return fmt.Errorf("graph: Do: %w", errNoTape)
 	}
-	if err := t.b.params.Usable(); err != nil {
+	if err := t.b.params.Hold(); err != nil {
 		return fmt.Errorf("graph: Do: %w", err)
 	}
+	defer t.b.params.Release()
 	r := Native{inputs: t.inputs}
 	if err := r.checkFeeds(feeds); err != nil {
 		return err
@@ -86,6 +89,9 @@ func (t *Tape) Do(feeds Feeds) (err error) {
 
 // Value is the value of an output after a run.
 func (t *Tape) Value(n *Node) (Tensor, error) {
+	if t == nil || t.vm == nil {
+		return Tensor{}, fmt.Errorf("graph: Value: %w", errNoTape)
+	}
 	i := slices.Index(t.outputs, n)
 	if i < 0 {
 		return Tensor{}, fmt.Errorf("graph: Value: %s is not an output of the tape", n.text())
@@ -98,4 +104,9 @@ func (t *Tape) Value(n *Node) (Tensor, error) {
 }
 
 // Close ends the machine.
-func (t *Tape) Close() error { return t.vm.Close() }
+func (t *Tape) Close() error {
+	if t == nil || t.vm == nil {
+		return fmt.Errorf("graph: Close: %w", errNoTape)
+	}
+	return t.vm.Close()
+}

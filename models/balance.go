@@ -52,6 +52,9 @@ func (m *Transformer) Choices(b *graph.Builder) []*graph.Node {
 // often than the mean, down for one chosen more often. A training loop calls it
 // after a step. Source: Wang et al. (arXiv:2408.15664).
 func (m *Transformer) BalanceExperts(choices [][]int32, u float64) error {
+	if err := m.usable(); err != nil {
+		return err
+	}
 	e := m.Config.Experts
 	if e == nil || !e.Bias {
 		return fmt.Errorf("models: BalanceExperts: the model has no routers with a bias")

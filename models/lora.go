@@ -201,6 +201,13 @@ func (m *Transformer) freeze(except map[string]adapter) {
 	}
 }
 
+func (ad *Adapted) usable() error {
+	if ad == nil {
+		return errors.New("models: the adapters are missing (nil): Adapt and OpenAdapter make some")
+	}
+	return ad.Transformer.usable()
+}
+
 // Parameters is the number of trained numbers.
 func (ad *Adapted) Parameters() int {
 	n := 0

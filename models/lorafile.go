@@ -84,6 +84,9 @@ func (c *peftConfig) scale(rank int) float64 {
 func (ad *Adapted) Save(dir string) error { return checkpoint.WriteDir(dir, ad.writeAdapter) }
 
 func (ad *Adapted) writeAdapter(dir string) error {
+	if err := ad.usable(); err != nil {
+		return err
+	}
 	c := peftConfig{
 		PeftType: "LORA", TaskType: "CAUSAL_LM", Base: ad.Base, Rank: ad.LoRA.Rank, Alpha: ad.LoRA.Alpha, Targets: ad.order,
 		Bias: "none", Inference: true, RankPattern: map[string]any{}, AlphaPattern: map[string]any{},

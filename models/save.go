@@ -4,6 +4,7 @@ package models
 
 import (
 	"bytes"
+	"fmt"
 	"iter"
 	"os"
 	"path/filepath"
@@ -35,7 +36,10 @@ func As(dt dtype.DType) SaveOption { return func(s *saving) { s.as = dt } }
 // it: Adapted.Save writes those, Adapted.Merge adds them to the weights.
 func (m *Transformer) Save(dir string, opts ...SaveOption) error {
 	var s saving
-	for _, o := range opts {
+	for i, o := range opts {
+		if o == nil {
+			return fmt.Errorf("models: Save: option %d is missing (nil)", i)
+		}
 		o(&s)
 	}
 	return checkpoint.WriteDir(dir, func(tmp string) error { return m.writeFiles(tmp, s) })

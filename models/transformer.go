@@ -47,6 +47,9 @@ func New(c Config) (*Transformer, error) {
 // Close gives back the files that weights lie in. The model and everything built
 // from it must not be used any more.
 func (m *Transformer) Close() error {
+	if m == nil {
+		return m.usable()
+	}
 	if m.files == nil {
 		return nil
 	}
@@ -56,7 +59,7 @@ func (m *Transformer) Close() error {
 
 // usable refuses a model whose weights are gone, or never were.
 func (m *Transformer) usable() error {
-	if m.params == nil {
+	if m == nil || m.params == nil {
 		return errors.New("models: the model has no parameters: New, KimiLinear, Load and Open make one that has")
 	}
 	if err := m.params.Usable(); err != nil {
@@ -297,6 +300,9 @@ func streamSeed(seed uint64, name string) uint64 {
 
 // Declare makes Params hold every parameter of the model, without values.
 func (m *Transformer) Declare() error {
+	if err := m.usable(); err != nil {
+		return err
+	}
 	b := graph.New(graph.Share(m.params))
 	m.Logits(b, b.Input("tokens", dtype.Int32, 1, 1), Dropout{})
 	return b.Err()

@@ -141,9 +141,14 @@ func (c *Checkpoint) Lookup(name string) (*Tensor, bool) {
 	return t, ok
 }
 
+var errNoCheckpoint = errors.New("checkpoint: the checkpoint is missing (nil): Open gives one")
+
 // Close unmaps and closes the files. Reads that follow fail; slices from View
 // must not be used any more.
 func (c *Checkpoint) Close() error {
+	if c == nil {
+		return errNoCheckpoint
+	}
 	var errs []error
 	for _, s := range c.sources {
 		errs = append(errs, s.close())

@@ -3,6 +3,7 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
 	"math"
 )
@@ -36,6 +37,9 @@ func StepNames(weight string) []string {
 // steps that are missing, present under both names, of another shape, or not
 // positive and finite are errors.
 func (c *Checkpoint) FP8(name string) (*FP8Weight, error) {
+	if c == nil {
+		return nil, errNoCheckpoint
+	}
 	codes, ok := c.Lookup(name)
 	if !ok {
 		return nil, fmt.Errorf("%s: no tensor %q", c.path, name)
@@ -102,6 +106,9 @@ func (w *FP8Weight) Step(row, col int) float32 {
 // Float32 dequantises the whole weight into dst, which must have N x K
 // elements: code times step, one float32 product.
 func (w *FP8Weight) Float32(dst []float32) error {
+	if w == nil {
+		return errors.New("checkpoint: the weight is missing: Checkpoint.FP8 reads one")
+	}
 	if err := w.Codes.Float32(dst); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ package checkpoint
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -57,7 +58,7 @@ func (t *Tensor) File() string { return t.src.path }
 
 // Rows is the first dimension, 1 for a scalar.
 func (t *Tensor) Rows() int {
-	if len(t.shape) == 0 {
+	if t == nil || len(t.shape) == 0 {
 		return 1
 	}
 	return t.shape[0]
@@ -88,8 +89,19 @@ func (t *Tensor) errorf(format string, args ...any) error {
 	return err
 }
 
+// usable refuses a tensor of no file.
+func (t *Tensor) usable() error {
+	if t == nil || t.src == nil {
+		return errors.New("checkpoint: the tensor is missing: Checkpoint.Lookup finds one")
+	}
+	return nil
+}
+
 // span is the byte range of rows [first, first+n).
 func (t *Tensor) span(first, n int) (off, size int64, err error) {
+	if err := t.usable(); err != nil {
+		return 0, 0, err
+	}
 	if first < 0 || n < 0 || first > t.Rows()-n {
 		return 0, 0, t.errorf("%d rows from %d on asked for, it has %d", n, first, t.Rows())
 	}
@@ -176,6 +188,9 @@ func (t *Tensor) RawRows(dst []byte, first, n int) error {
 
 // WriteTo writes the stored bytes to w.
 func (t *Tensor) WriteTo(w io.Writer) (written int64, err error) {
+	if err := t.usable(); err != nil {
+		return 0, err
+	}
 	rerr := t.src.pieces(t.offset, t.bytes, 1, func(p []byte) {
 		if err == nil {
 			var n int
@@ -234,6 +249,9 @@ func DTypeOf[T Element]() dtype.DType {
 // Read reads the elements of t as they are stored; T must be its type and dst
 // must have Len elements. A Bool byte other than 0 is true.
 func Read[T Element](t *Tensor, dst []T) error {
+	if err := t.usable(); err != nil {
+		return err
+	}
 	if d := DTypeOf[T](); t.coding != Plain || t.dtype != d {
 		return t.errorf("read as %s", d)
 	}
@@ -273,7 +291,7 @@ func View[T Element](t *Tensor) ([]T, bool) {
 	var z T
 	d, size := DTypeOf[T](), int64(unsafe.Sizeof(z))
 	asBytes := d == dtype.UInt8
-	if t == nil || t.src == nil || d == dtype.Bool || !asBytes && (t.coding != Plain || t.dtype != d || !littleEndian) {
+	if t.usable() != nil || d == dtype.Bool || !asBytes && (t.coding != Plain || t.dtype != d || !littleEndian) {
 		return nil, false
 	}
 	t.src.mu.RLock()

@@ -54,13 +54,6 @@ func TestMisuseOfASessionIsAnError(t *testing.T) {
 		_, err = s.Restore(n)
 		require.EqualError(t, err, "generate: Restore: the snapshot is missing: Request.Snapshot makes one")
 	}
-	for _, r := range []*generate.Request{nil, {}} {
-		_, next := r.Next(context.Background())
-		_, kept := r.Snapshot()
-		for _, err := range []error{next, kept} {
-			require.EqualError(t, err, "generate: the request is missing: Session.Add makes one")
-		}
-	}
 	var none context.Context
 	for want, text := range map[string]func() (generate.Token, error){
 		"generate: the tokenizer is missing (nil or empty)": func() (tok generate.Token, err error) {

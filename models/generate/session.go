@@ -72,8 +72,6 @@ type Options struct {
 // ErrContextFull is the error of a request that has no room for another token.
 var ErrContextFull = errors.New("generate: the context is full")
 
-var errNoRequest = errors.New("generate: the request is missing: Session.Add makes one")
-
 // ErrBusy is the error of Add when the session has all the requests it can hold.
 var ErrBusy = errors.New("generate: the session holds its most requests")
 
@@ -154,9 +152,19 @@ func (s *Session) perRequest() int {
 }
 func (s *Session) pages() int { return s.perRequest() * s.opts.Requests }
 
+func (s *Session) usable() error {
+	if s == nil || s.model == nil {
+		return errors.New("generate: the session is missing: New makes one")
+	}
+	return nil
+}
+
 // Close ends the session and frees what its executors hold outside the Go
 // heap. A session that runs natively needs none.
 func (s *Session) Close() error {
+	if err := s.usable(); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failed == nil {
@@ -186,6 +194,13 @@ type Request struct {
 	seen   seen      // nil without a penalty
 	logs   []float32 // of the tokens behind the prompt, their log-probabilities; nil where nobody asked
 	err    error
+}
+
+func (r *Request) usable() error {
+	if r == nil || r.s == nil {
+		return errors.New("generate: the request is missing: Session.Add makes one")
+	}
+	return nil
 }
 
 // Logprob is the natural logarithm of the probability that the model gave the
@@ -255,6 +270,9 @@ func (s *Session) Follow(r *Request, prompt []int32, o Sampling) (*Request, erro
 
 // check refuses what no request can be.
 func (s *Session) check(prompt []int32, o Sampling) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
 	if err := o.Check(); err != nil {
 		return err
 	}
@@ -332,8 +350,8 @@ func (r *Request) Next(ctx context.Context) (int32, error) {
 
 // step returns the next token where there is one, and else runs a step.
 func (r *Request) step(ctx context.Context) (id int32, drawn bool, err error) {
-	if r == nil || r.s == nil {
-		return 0, false, errNoRequest
+	if err := r.usable(); err != nil {
+		return 0, false, err
 	}
 	s := r.s
 	if ctx == nil {

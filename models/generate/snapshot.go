@@ -96,8 +96,8 @@ type Snapshot struct {
 
 // Snapshot copies the request, its states and the content of its pages.
 func (r *Request) Snapshot() (*Snapshot, error) {
-	if r == nil || r.s == nil {
-		return nil, errNoRequest
+	if err := r.usable(); err != nil {
+		return nil, err
 	}
 	s := r.s
 	s.mu.Lock()
@@ -129,6 +129,9 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 // Restore starts a request that goes on where the snapshot was taken, with the
 // same text. A snapshot can be restored any number of times.
 func (s *Session) Restore(n *Snapshot) (*Request, error) {
+	if err := s.usable(); err != nil {
+		return nil, err
+	}
 	if n == nil || n.pageSize == 0 {
 		return nil, errors.New("generate: Restore: the snapshot is missing: Request.Snapshot makes one")
 	}

@@ -31,10 +31,6 @@ func TestByteKeepsEveryByte(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, "\xe9", token)
 	require.Equal(t, SpecialIDs{BOS: -1, EOS: -1, Unknown: -1, Pad: -1}, tok.Special())
-	for _, none := range []*Tokenizer{nil, {}} {
-		_, err := none.Encode("a", EncodeOptions{})
-		require.EqualError(t, err, "tokenizer: encode: the tokenizer is missing: Open makes one")
-	}
 }
 
 // streamed returns the piece of each byte and of Flush.

@@ -61,6 +61,13 @@ func most(starts []int64, t int64) int {
 	return n
 }
 
+func (d *Documents) usable() error {
+	if d == nil {
+		return (*Windows)(nil).usable()
+	}
+	return d.Windows.usable()
+}
+
 // Sequences is the largest number of documents in a row.
 func (d *Documents) Sequences() int { return d.most }
 
@@ -96,6 +103,9 @@ func (d *Documents) number(at int64, positions []int32) {
 
 // Batch fills micro-batch i.
 func (d *Documents) Batch(i int64, rows int, tokens, labels []int32) error {
+	if err := d.usable(); err != nil {
+		return err
+	}
 	if err := d.Windows.Batch(i, rows, tokens, labels); err != nil {
 		return err
 	}
@@ -108,6 +118,9 @@ func (d *Documents) Batch(i int64, rows int, tokens, labels []int32) error {
 
 // Positions fills the positions of micro-batch i.
 func (d *Documents) Positions(i int64, rows int, positions []int32) error {
+	if err := d.usable(); err != nil {
+		return err
+	}
 	t := d.o.Context
 	if len(positions) != rows*t {
 		return fmt.Errorf("train: a batch of %d rows of %d needs %d positions, got room for %d", rows, t, rows*t, len(positions))
@@ -120,6 +133,9 @@ func (d *Documents) Positions(i int64, rows int, positions []int32) error {
 
 // HeldRow fills held-out row i.
 func (d *Documents) HeldRow(i int, tokens, labels []int32) error {
+	if err := d.usable(); err != nil {
+		return err
+	}
 	if err := d.Windows.HeldRow(i, tokens, labels); err != nil {
 		return err
 	}
@@ -129,6 +145,9 @@ func (d *Documents) HeldRow(i int, tokens, labels []int32) error {
 
 // HeldPositions fills the positions of held-out row i.
 func (d *Documents) HeldPositions(i int, positions []int32) error {
+	if err := d.usable(); err != nil {
+		return err
+	}
 	if i < 0 || i >= d.held || len(positions) != d.o.Context {
 		return fmt.Errorf("train: held-out rows are 0 to %d of %d positions, got row %d and room for %d", d.held-1, d.o.Context, i, len(positions))
 	}

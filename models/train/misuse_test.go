@@ -55,18 +55,6 @@ func TestMisuseOfNewIsAnError(t *testing.T) {
 		_, err := New(none, pairRows(), o)
 		require.EqualError(t, err, "train: New: the model is missing (nil)")
 	}
-	for _, none := range []*Trainer{nil, {}} {
-		_, run := none.Run(context.Background())
-		_, _, loss := none.Loss(context.Background(), nil, nil)
-		_, held := none.Evaluate(context.Background())
-		for _, err := range []error{run, loss, held, none.Resume()} {
-			require.EqualError(t, err, "train: the trainer is missing: New makes one")
-		}
-	}
-	for _, err := range []error{(*Folder)(nil).Close(), (*Folder)(nil).Fresh()} {
-		require.EqualError(t, err, "train: the folder is missing (nil): Claim holds one")
-	}
-	require.EqualError(t, ReplaceFile("a", nil), "train: ReplaceFile: what writes a is missing (nil)")
 	_, err := New(newBigram(t, 2), (*Windows)(nil), o)
 	require.EqualError(t, err, "train: New: the data are missing (nil)")
 }

@@ -223,8 +223,13 @@ func (t *Tokens) add(path string, format Format) error {
 	return nil
 }
 
+var errNoTokens = errors.New("train: the tokens are missing (nil): Open gives some")
+
 // Close releases the files.
 func (t *Tokens) Close() error {
+	if t == nil {
+		return errNoTokens
+	}
 	var errs []error
 	for _, p := range t.parts {
 		if p.mem != nil {
@@ -251,6 +256,9 @@ func (t *Tokens) Digest() string { return t.sum }
 
 // Read fills dst with the tokens from at on.
 func (t *Tokens) Read(dst []int32, at int64) error {
+	if t == nil {
+		return errNoTokens
+	}
 	if at < 0 || at > t.n || int64(len(dst)) > t.n-at {
 		return fmt.Errorf("train: tokens %d to %d lie outside the %d there are", at, at+int64(len(dst)), t.n)
 	}

@@ -6,6 +6,7 @@ package train
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math/bits"
 )
@@ -132,11 +133,21 @@ func (w *Windows) check(ids []int32, at int64) error {
 	return nil
 }
 
+func (w *Windows) usable() error {
+	if w == nil || w.tokens == nil {
+		return errors.New("train: the rows are missing: NewWindows and NewDocuments make some")
+	}
+	return nil
+}
+
 // Len is the number of windows of an epoch.
 func (w *Windows) Len() int64 { return (w.train - 1) / int64(w.o.Context) }
 
 // Batch fills micro-batch i with rows i*B to i*B+B-1 of the order.
 func (w *Windows) Batch(i int64, rows int, tokens, labels []int32) error {
+	if err := w.usable(); err != nil {
+		return err
+	}
 	t := w.o.Context
 	if len(tokens) != rows*t || len(labels) != rows*t {
 		return fmt.Errorf("train: a batch of %d rows of %d needs %d tokens and labels, got room for %d and %d", rows, t, rows*t, len(tokens), len(labels))
@@ -179,6 +190,9 @@ func (w *Windows) heldStart(i int) int64 { return w.train + int64(i)*int64(w.o.C
 
 // HeldRow fills held-out row i.
 func (w *Windows) HeldRow(i int, tokens, labels []int32) error {
+	if err := w.usable(); err != nil {
+		return err
+	}
 	if i < 0 || i >= w.held || len(tokens) != w.o.Context || len(labels) != w.o.Context {
 		return fmt.Errorf("train: held-out rows are 0 to %d of %d tokens, got row %d and room for %d and %d", w.held-1, w.o.Context, i, len(tokens), len(labels))
 	}

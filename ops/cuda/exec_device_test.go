@@ -31,6 +31,29 @@ func onCUDA(o Options) func(*graph.Plan) (graph.Executor, error) {
 	return func(p *graph.Plan) (graph.Executor, error) { return Compile(p, o) }
 }
 
+// Weights are read when a plan is compiled, where they changed, and by native steps: not once their files are closed.
+// These checks come before any use of a device.
+func TestNoPlanRunsOnAClosedModel(t *testing.T) {
+	const closed = "cuda: the model is closed, and the files of its weights with it"
+	b := graph.New()
+	plan, err := b.Plan(ops.Add(b.Param("w", 2, 2), b.Param("w", 2, 2)))
+	require.NoError(t, err)
+	e := &Executor{prog: &program{plan: plan}}
+	require.EqualError(t, e.Do(context.Context(nil), nil), "cuda: Do: the context is missing (nil)")
+	b.Store().Close()
+	require.EqualError(t, e.Do(context.Background(), nil), closed)
+	_, err = Compile(plan, Options{})
+	require.EqualError(t, err, closed)
+	_, err = Compile(nil, Options{})
+	require.EqualError(t, err, "cuda: there is no plan: see the error of Plan")
+	for _, none := range []*Executor{nil, {}} {
+		_, value := none.Value(nil)
+		for _, err := range []error{none.Do(context.Background(), nil), value, none.Close()} {
+			require.EqualError(t, err, "cuda: the executor is missing: Compile makes one")
+		}
+	}
+}
+
 // logitsOf runs a whole sequence.
 func logitsOf(t testing.TB, m *models.Transformer, ids []int32, compile func(*graph.Plan) (graph.Executor, error)) []float32 {
 	t.Helper()

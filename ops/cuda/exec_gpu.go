@@ -62,6 +62,10 @@ type segment struct {
 // device stays open for the life of the program. States start with what the host has of them and are the device's from then
 // on, shared by the plans of one graph.Params.
 func Compile(plan *graph.Plan, o Options) (*Executor, error) {
+	if err := plan.Hold(); err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
+	}
+	defer plan.Release()
 	compute, err := o.compute()
 	if err != nil {
 		return nil, err
@@ -170,14 +174,26 @@ func (e *Executor) moved(q Pointer) Pointer {
 	return q
 }
 
+var errNoExecutor = errors.New("cuda: the executor is missing: Compile makes one")
+
 // Do runs the plan. What is wrong with the feeds is found before anything runs, and the context is looked at between the
 // native steps. After a failure of the device the executor refuses further use.
 func (e *Executor) Do(ctx context.Context, feeds graph.Feeds) error {
+	switch {
+	case e == nil || e.prog == nil:
+		return errNoExecutor
+	case ctx == nil:
+		return errors.New("cuda: Do: the context is missing (nil)")
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.usable(); err != nil {
 		return err
 	}
+	if err := e.prog.plan.Hold(); err != nil {
+		return fmt.Errorf("cuda: %w", err)
+	}
+	defer e.prog.plan.Release()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -377,6 +393,9 @@ func (e *Executor) refresh() error {
 // Value is the value of one of the plan's outputs after a run, in float32 or, for other types, as it is. The memory is the
 // executor's: it holds until the next run or Close.
 func (e *Executor) Value(n *graph.Node) (graph.Tensor, error) {
+	if e == nil || e.prog == nil {
+		return graph.Tensor{}, errNoExecutor
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.usable(); err != nil {
@@ -415,6 +434,9 @@ func (e *Executor) String() string { return e.prog.String() }
 
 // Close frees what the executor holds, and the weights and states that no other executor shares. Closing twice does nothing.
 func (e *Executor) Close() error {
+	if e == nil || e.prog == nil {
+		return errNoExecutor
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {

@@ -96,6 +96,9 @@ func Open(dir string) (*Template, error) {
 // Render returns the text of a conversation. The template alone says whether
 // it starts with a BOS token.
 func (t *Template) Render(messages []Message, o Options) (string, error) {
+	if t == nil || t.template == nil {
+		return "", errors.New("chat: the template is missing: New and Open make one")
+	}
 	now := o.Now
 	if now.IsZero() {
 		now = time.Now()
