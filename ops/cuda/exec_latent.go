@@ -129,7 +129,7 @@ func latentPagedBody(c *Call) error {
 	}
 	tokens, size, pages := q.Shape[0], k.Shape[1], k.Shape[0]
 	a := LatentAttention{Type: c.Type(), T: tokens, H: q.Shape[1], Requests: r.qo.Dim(0) - 1, Out: c.Output(0), PoolTokens: pages * size, Pages: Pages{PageSize: size},
-		MaxLength: longest(from, min(r.indices.Dim(0), pages)*size), Scale: float32(o.Scale)}
+		MaxLength: c.longest(r, from, size, pages), Scale: float32(o.Scale)}
 	if err := errors.Join(c.inputs(0, &a.Q, &a.Pool), c.inputs(3, &a.QoIndptr, &a.Pages.Indptr, &a.Pages.Indices, &a.Pages.LastPageLen)); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/ops"
+	cpu "github.com/seafan/seafan/ops/native"
 )
 
 // Attention and what writes the pages it reads.
@@ -208,28 +209,36 @@ func (r requests) mixed(f graph.Feeds) bool {
 	return false
 }
 
-// check tests the description of the requests.
+// check tests the description of the requests, as native does.
 func (r requests) check(tokens, pageSize, poolPages int) func(graph.Feeds) error {
 	return func(f graph.Feeds) error {
-		qo, indptr, last := ints(f, r.qo), ints(f, r.indptr), ints(f, r.last)
-		if qo[0] != 0 {
-			return fmt.Errorf("paged_attention: qo_indptr must start at 0, got %d", qo[0])
+		qo, table := ints(f, r.qo), r.table(f, pageSize)
+		err := cpu.CheckIndptr("qo_indptr", qo, len(qo)-1, tokens)
+		if err == nil {
+			err = cpu.CheckPages(table, len(qo)-1, poolPages)
 		}
-		if err := CheckPages(pageSize, poolPages, indptr, ints(f, r.indices), last); err != nil {
+		if err == nil {
+			err = cpu.CheckAppend(table, qo)
+		}
+		if err != nil {
 			return fmt.Errorf("paged_attention: %w", err)
 		}
+		return nil
+	}
+}
+
+func (r requests) table(f graph.Feeds, pageSize int) cpu.PageTable {
+	return cpu.PageTable{PageSize: pageSize, Indptr: ints(f, r.indptr), Indices: ints(f, r.indices), LastPageLen: ints(f, r.last)}
+}
+
+// within tests that requests which bring one token are no longer than what the launch has scratch for. The table has passed check.
+func (r requests) within(pageSize, most int) func(graph.Feeds) error {
+	return func(f graph.Feeds) error {
+		qo, table := ints(f, r.qo), r.table(f, pageSize)
 		for b := range len(qo) - 1 {
-			n, pages := int(qo[b+1])-int(qo[b]), int(indptr[b+1]-indptr[b])
-			length := 0
-			if pages > 0 {
-				length = (pages-1)*pageSize + int(last[b])
+			if n := table.Length(b); single(qo, b) && n > most {
+				return fmt.Errorf("paged_attention: %w", &cpu.PageError{Request: b, Index: -1, Reason: fmt.Sprintf("request %d: its pages hold %d tokens, q is turned by positions of 0 to %d", b, n, most-1)})
 			}
-			if n < 0 || n > length {
-				return fmt.Errorf("paged_attention: request %d brings %d tokens (qo_indptr %d, %d), its pages hold %d", b, n, qo[b], qo[b+1], length)
-			}
-		}
-		if end := int(qo[len(qo)-1]); end > tokens {
-			return fmt.Errorf("paged_attention: qo_indptr ends at %d, there are %d tokens", end, tokens)
 		}
 		return nil
 	}
@@ -291,7 +300,7 @@ func pagedBody(c *Call) error {
 		rowIndptr, rowIndices, rowLast := c.decodeTable(r, tokens)
 		a := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp,
 			KSteps: kSteps, VSteps: vSteps, Pages: &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast},
-			MaxLength: longest(c.In[0], min(c.In[5].Dim(0), pages)*size), Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
+			MaxLength: c.longest(r, c.In[0], size, pages), Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
 		a.Scratch, a.Ticket = c.Scratch(a.ScratchBytes()), c.Flags(4)
 		if err := a.Launch(c); err != nil {
 			return err
@@ -318,12 +327,18 @@ func pagedBody(c *Call) error {
 	return a.Launch(c)
 }
 
-// longest bounds the length of a request: the pages that there are, or the positions that q was turned by.
-func longest(q *graph.Node, most int) int {
+// longest bounds the length of a request that brings one token: the pages that there are, or the positions that q was turned
+// by, which a longer request is refused for.
+func (c *Call) longest(r requests, q *graph.Node, size, pages int) int {
+	most := min(r.indices.Dim(0), pages) * size
 	for n := q; n.Op() != nil; n = n.In()[0] {
 		switch o := n.Op().(type) {
 		case ops.RotaryOp:
-			return min(most, o.Table.Positions)
+			if o.Table.Positions < most {
+				most = o.Table.Positions
+				c.Check([4]any{"longest", r, size, most}, r.within(size, most))
+			}
+			return most
 		case graph.Reshape:
 			continue
 		}

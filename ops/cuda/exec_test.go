@@ -10,6 +10,7 @@ import (
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // tiny is a model whose every step has a kernel.
@@ -90,15 +91,12 @@ func TestExecutorPreparesRequests(t *testing.T) {
 	require.Equal(t, []int32{0, 2, 3, 3, 3, 3, 3, 3, 3}, got["decode_indptr"])
 
 	for want, change := range map[string]func(f graph.Feeds){
-		"cuda: embedding: ids must be 0 to 255, got 256 at index 1 of tokens":                    func(f graph.Feeds) { f["tokens"] = []int32{0, 256, 0, 0, 0, 0, 0, 0} },
-		"cuda: rotary: positions must be 0 to 159, got 512 at index 0 of positions":              func(f graph.Feeds) { f["positions"] = []int32{512, 0, 0, 0, 0, 0, 0, 0} },
-		"cuda: append_pages: slots must be -1 to 159, got 160 at index 7 of slots":               func(f graph.Feeds) { f["slots"] = []int32{0, 0, 0, 0, 0, 0, 0, 160} },
-		"cuda: paged_attention: page table: page id 10 at 2: the pool has pages 0 to 9":          func(f graph.Feeds) { f["kv_page_indices"] = []int32{0, 1, 10, 2, 3, 0, 0, 0, 0, 0} },
-		"cuda: paged_attention: request 0 brings 22 tokens (qo_indptr 0, 22), its pages hold 21": func(f graph.Feeds) { f["qo_indptr"] = []int32{0, 22, 22, 22, 22} },
-		"cuda: paged_attention: qo_indptr must start at 0, got 1":                                func(f graph.Feeds) { f["qo_indptr"] = []int32{1, 1, 1, 1, 1} },
-		"graph: Do: input tokens must be 8 elements of int32, got 1 of int32":                    func(f graph.Feeds) { f["tokens"] = []int32{0} },
-		"graph: Do: input tokens (int32[8]) was not fed":                                         func(f graph.Feeds) { delete(f, "tokens") },
-		"cuda: the plan has no input tokenz":                                                     func(f graph.Feeds) { f["tokenz"] = []int32{0} },
+		"cuda: embedding: ids must be 0 to 255, got 256 at index 1 of tokens":       func(f graph.Feeds) { f["tokens"] = []int32{0, 256, 0, 0, 0, 0, 0, 0} },
+		"cuda: rotary: positions must be 0 to 159, got 512 at index 0 of positions": func(f graph.Feeds) { f["positions"] = []int32{512, 0, 0, 0, 0, 0, 0, 0} },
+		"cuda: append_pages: slots must be -1 to 159, got 160 at index 7 of slots":  func(f graph.Feeds) { f["slots"] = []int32{0, 0, 0, 0, 0, 0, 0, 160} },
+		"graph: Do: input tokens must be 8 elements of int32, got 1 of int32":       func(f graph.Feeds) { f["tokens"] = []int32{0} },
+		"graph: Do: input tokens (int32[8]) was not fed":                            func(f graph.Feeds) { delete(f, "tokens") },
+		"cuda: the plan has no input tokenz":                                        func(f graph.Feeds) { f["tokenz"] = []int32{0} },
 	} {
 		f := graph.Feeds{}
 		for name, v := range feeds {
@@ -106,6 +104,45 @@ func TestExecutorPreparesRequests(t *testing.T) {
 		}
 		change(f)
 		require.EqualError(t, p.stage(f, mem), want)
+	}
+}
+
+// What is wrong with a page table is said before anything is launched, with its request and the place.
+func TestA11_BadPageTablesNeverReachTheDevice(t *testing.T) {
+	plan, _ := packedPlan(t, tiny(t, func(c *models.Config) { c.Context = 64 }), 8, 3, 10)
+	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+	require.NoError(t, err)
+	for _, x := range []struct {
+		want                      string
+		request                   int
+		qo, indptr, indices, last []int32
+	}{
+		{"", 0, []int32{0, 1, 4, 4}, []int32{0, 4, 5, 5}, []int32{1, 0, 2, 9, 3}, []int32{16, 3, 7}},
+		{"request 1: kv_last_page_len must be 1 to the page size 16, got 17 at index 1", 1, []int32{0, 1, 4, 4}, []int32{0, 2, 3, 3}, []int32{1, 0, 2}, []int32{5, 17, 0}},
+		{"request 1: page 10 at index 2 of kv_page_indices is outside the pool of 10 pages", 1, []int32{0, 1, 4, 4}, []int32{0, 2, 3, 3}, []int32{1, 0, 10}, []int32{5, 3, 0}},
+		{"request 0: page -1 at index 1 of kv_page_indices is outside the pool of 10 pages", 0, []int32{0, 1, 4, 4}, []int32{0, 2, 3, 3}, []int32{1, -1, 2}, []int32{5, 3, 0}},
+		{"request 1: page 1 at index 2 of kv_page_indices is in the table twice", 1, []int32{0, 1, 4, 4}, []int32{0, 2, 3, 3}, []int32{1, 0, 1}, []int32{5, 3, 0}},
+		{"request 2: kv_page_indptr must not decrease, got 3 then 2 at index 3", 2, []int32{0, 1, 4, 4}, []int32{0, 2, 3, 2}, []int32{1, 0, 2}, []int32{5, 3, 0}},
+		{"request 2: kv_page_indptr ends at 11 at index 3, there are 10", 2, []int32{0, 1, 4, 4}, []int32{0, 2, 3, 11}, []int32{1, 0, 2}, []int32{5, 3, 1}},
+		{"kv_page_indptr must start at 0, got 1", -1, []int32{0, 1, 4, 4}, []int32{1, 2, 3, 3}, []int32{1, 0, 2}, []int32{5, 3, 0}},
+		{"qo_indptr must start at 0, got 1", -1, []int32{1, 1, 4, 4}, []int32{0, 2, 3, 3}, []int32{1, 0, 2}, []int32{5, 3, 0}},
+		{"request 2: qo_indptr ends at 9 at index 3, there are 8", 2, []int32{0, 1, 4, 9}, []int32{0, 2, 3, 3}, []int32{1, 0, 2}, []int32{5, 3, 0}},
+		{"request 1: 4 new tokens do not fit into the 3 that its pages hold", 1, []int32{0, 1, 5, 5}, []int32{0, 2, 3, 3}, []int32{1, 0, 2}, []int32{5, 3, 0}},
+		{"request 0: its pages hold 65 tokens, q is turned by positions of 0 to 63", 0, []int32{0, 1, 4, 4}, []int32{0, 5, 6, 6}, []int32{1, 0, 2, 3, 4, 5}, []int32{1, 3, 0}},
+	} {
+		feeds := graph.Feeds{
+			models.PackedTokens: make([]int32, 8), models.PackedPositions: make([]int32, 8), models.PackedSlots: make([]int32, 8), models.PackedQOIndptr: x.qo,
+			models.PackedPageIndptr: x.indptr, models.PackedPageIndices: append(x.indices, make([]int32, 10-len(x.indices))...), models.PackedLastPageLen: x.last, models.PackedLastRows: make([]int32, 3),
+		}
+		err := p.stage(feeds, make([]byte, p.fed.bytes))
+		if x.want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.EqualError(t, err, "cuda: paged_attention: "+x.want)
+		var e *native.PageError
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, x.request, e.Request)
 	}
 }
 

@@ -176,23 +176,6 @@ func TestPrefillTakesHoppersKernel(t *testing.T) {
 	}
 }
 
-func TestCheckPages(t *testing.T) {
-	ok := func(indptr, indices, last []int32) error { return CheckPages(16, 4, indptr, indices, last) }
-	require.NoError(t, ok([]int32{0, 2, 2, 3}, []int32{3, 0, 1}, []int32{16, 0, 1}))
-	require.NoError(t, ok([]int32{0, 0}, nil, []int32{16}), "a request without pages")
-	for want, err := range map[string]error{
-		"page table: page id 4 at 1: the pool has pages 0 to 3":                               ok([]int32{0, 2}, []int32{0, 4}, []int32{1}),
-		"page table: page id -1 at 0: the pool has pages 0 to 3":                              ok([]int32{0, 1}, []int32{-1}, []int32{1}),
-		"page table: the last page of request 0 holds 1 to 16 tokens, got 17":                 ok([]int32{0, 1}, []int32{0}, []int32{17}),
-		"page table: indptr decreases at request 1: 2, 1":                                     ok([]int32{0, 2, 1}, []int32{0, 1}, []int32{1, 1}),
-		"page table: indptr ends at 2, there are 1 page ids":                                  ok([]int32{0, 2}, []int32{0}, []int32{1}),
-		"page table: indptr of 1+1 entries that starts at 0 is required, got 2 entries [1 2]": ok([]int32{1, 2}, []int32{0, 1}, []int32{1}),
-		"page table: page size 3: a power of two from 1 to 256 is required":                   CheckPages(3, 1, []int32{0}, nil, nil),
-	} {
-		require.EqualError(t, err, want)
-	}
-}
-
 func TestWorkMap(t *testing.T) {
 	batch, index, err := WorkMap([]int32{0, 70, 80, 210}, 64)
 	require.NoError(t, err)

@@ -77,29 +77,29 @@ func CheckPages(t PageTable, requests, pages int) error {
 	if len(t.LastPageLen) != requests {
 		return pageError(-1, -1, "kv_last_page_len must have %d elements for %d requests, got %d", requests, requests, len(t.LastPageLen))
 	}
-	taken := takenBits.take((max(pages, 0) + 63) / 64)
-	defer takenBits.give(taken)
+	taken := takenPages.take(max(pages, 0))
+	defer takenPages.give(taken)
 	clear(taken)
 	for r := range requests {
-		for i := int(t.Indptr[r]); i < int(t.Indptr[r+1]); i++ {
-			page := int(t.Indices[i])
-			if page < 0 || page >= pages {
+		first, end := int(t.Indptr[r]), int(t.Indptr[r+1])
+		for i, page := range t.Indices[first:end] {
+			switch i += first; {
+			case uint(uint32(page)) >= uint(len(taken)): // a negative one too
 				return pageError(r, i, "request %d: page %d at index %d of kv_page_indices is outside the pool of %d pages", r, page, i, pages)
-			}
-			if taken[page/64]&(1<<(page%64)) != 0 {
+			case taken[page]:
 				return pageError(r, i, "request %d: page %d at index %d of kv_page_indices is in the table twice", r, page, i)
 			}
-			taken[page/64] |= 1 << (page % 64)
+			taken[page] = true
 		}
-		if n := int(t.LastPageLen[r]); t.Indptr[r] < t.Indptr[r+1] && (n < 1 || n > t.PageSize) {
+		if n := int(t.LastPageLen[r]); first < end && (n < 1 || n > t.PageSize) {
 			return pageError(r, r, "request %d: kv_last_page_len must be 1 to the page size %d, got %d at index %d", r, t.PageSize, n, r)
 		}
 	}
 	return nil
 }
 
-// takenBits are the page sets of CheckPages.
-var takenBits scratch[uint64]
+// takenPages are the page sets of CheckPages.
+var takenPages scratch[bool]
 
 // CheckAppend returns an error unless every request has room for the tokens
 // that it brings. The table, which counts them already, has passed CheckPages
