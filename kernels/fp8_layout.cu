@@ -7,6 +7,7 @@
 // that fp8_stream_sm90.cu reads. Rows aligned to 16 bytes. All GPUs, widening from sm_89.
 // fp8_values_TYPE_FORMAT: codes of any shape times their steps, rounded to f32 and then to the type. A thread owns 8 of a row.
 #include "fp8.cuh"
+#include "turn.cuh"
 
 namespace {
 struct Params {
@@ -18,15 +19,10 @@ struct Params {
   int step_row, step_block, row_block;  // the step of row r and 128 columns b is [r / row_block * step_row + b * step_block]; row_block 0: one row of steps
   int paired;
 };
-
-__device__ __forceinline__ void turn4(uint32_t (&r)[4]) {
-  const uint32_t a = __byte_perm(r[0], r[1], 0x5140), b = __byte_perm(r[2], r[3], 0x5140), c = __byte_perm(r[0], r[1], 0x7362), d = __byte_perm(r[2], r[3], 0x7362);
-  r[0] = __byte_perm(a, b, 0x5410), r[1] = __byte_perm(a, b, 0x7632), r[2] = __byte_perm(c, d, 0x5410), r[3] = __byte_perm(c, d, 0x7632);
-}
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256) fp8_turn(const __grid_constant__ Params p) {
-  __shared__ uint32_t words[128 * 32];
+  __shared__ CodeTile tile;
   const int lane = threadIdx.x % 32;
   const long r0 = (long)blockIdx.y * 128, c0 = (long)blockIdx.x * 128;
   grid_wait();
@@ -43,29 +39,10 @@ extern "C" __global__ void __launch_bounds__(256) fp8_turn(const __grid_constant
         for (int k = 0; k < 4 && c + k < p.cols; k++) v |= (uint32_t)from[k] << (8 * k);
       }
     }
-    words[row * 32 + (lane ^ (row / 4))] = v;
+    tile.put(row, lane, v);
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int word = threadIdx.x / 32 + i * 8;
-    uint32_t q[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) q[j] = words[(lane * 4 + j) * 32 + (word ^ lane)];
-    turn4(q);
-    const long r = r0 + lane * 4;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const long c = c0 + word * 4 + j;
-      if (c >= p.cols || r >= p.rows) continue;
-      uint8_t* to = (uint8_t*)p.y + c * p.y_stride + r;
-      if (p.y_stride % 4 == 0 && r + 4 <= p.rows) {
-        *(uint32_t*)to = q[j];
-      } else {
-        for (int k = 0; k < 4 && r + k < p.rows; k++) to[k] = q[j] >> (k * 8);
-      }
-    }
-  }
+  tile.leave<256>((uint8_t*)p.y, p.y_stride, r0, c0, p.rows, p.cols);
 }
 
 extern "C" __global__ void __launch_bounds__(256) fp8_align(const __grid_constant__ Params p) {

@@ -2,15 +2,16 @@
 //
 // fp8_flat: one step for all. As many threads as a multiprocessor holds walk packs of 8 elements, one each at a time. The last block
 // to finish writes amax, the number of NaN and the step that amax gives, and clears the flags again.
-// fp8_vectors: steps of 1x128 of packed rows. A block of 256 threads owns 512 packs; 16 threads share a step.
+// fp8_vectors: steps of 1x128 of packed rows. A block of 256 threads owns 1024 packs; 16 threads share a step.
 // fp8_rows: a step for each row from its own largest magnitude. A block owns a row and keeps two packs a thread from one
 // pass to the next; the rest of a longer row is read again.
-// fp8_tile: every other way. A block of 512 threads owns 128 rows by 128 columns in registers, 8 columns of 4 rows a thread;
-// steps of 1x128 and 128x128 are made of what it holds or given, those of rows and tensor are given. Transposed codes go
-// through 16 KB of shared memory as words of 4, swizzled.
+// fp8_tile: every other way. A block of 512 threads owns 128 rows by 128 columns in shared memory, 8 columns of 4 rows a thread;
+// steps of 1x128 and 128x128 are made of what it holds or given, those of rows and tensor are given. Transposed codes take 16 KB
+// more.
 // NaN takes no part in amax. Codes have the bits of native.FP8Quantize, steps those of native.FP8Step. All GPUs; before sm_89
 // by bit arithmetic.
 #include "quantize.cuh"
+#include "turn.cuh"
 
 namespace {
 struct Params {
@@ -90,7 +91,7 @@ template <class T, bool E5M2> __device__ __forceinline__ void flat(const Params&
 
 // Packed rows of a multiple of 128: 16 threads hold a block.
 template <class T, bool E5M2> __device__ __forceinline__ void vectors(const Params& p) {
-  constexpr int DEEP = 2;
+  constexpr int DEEP = 4;
   const T* x = (const T*)p.x;
   const long n = p.rows * p.cols, first = (long)blockIdx.x * (DEEP * 256) + threadIdx.x;
   grid_wait();
@@ -170,120 +171,73 @@ template <class T, bool E5M2> __device__ __forceinline__ void by_rows(const Para
   for (int c = KEPT * pass + at; c < cols; c += pass) store8(codes, c, cols, aligned, coder.encode(load8(row + c, PACK, true)));
 }
 
-// The bytes of four words as the words of four bytes: r[i] byte j becomes r[j] byte i.
-__device__ __forceinline__ void turn4(uint32_t (&r)[4]) {
-  const uint32_t a = __byte_perm(r[0], r[1], 0x5140), b = __byte_perm(r[2], r[3], 0x5140), c = __byte_perm(r[0], r[1], 0x7362), d = __byte_perm(r[2], r[3], 0x7362);
-  r[0] = __byte_perm(a, b, 0x5410), r[1] = __byte_perm(a, b, 0x7632), r[2] = __byte_perm(c, d, 0x5410), r[3] = __byte_perm(c, d, 0x7632);
-}
-
 template <class T, bool E5M2> __device__ __forceinline__ void tile(const Params& p) {
   constexpr int PART = 4;  // rows of a thread
-  __shared__ uint32_t words[128 * 32];
+  extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float scratch[64];
-  const int lane = threadIdx.x % 32, at = threadIdx.x % 16 * PACK, line = threadIdx.x / 16;
-  const long r0 = (long)blockIdx.y * 128, c0 = (long)blockIdx.x * 128;
-  grid_wait();
-  Eight<T> e[PART];
-  float amax[PART], all = 0.f;
-  int nan = 0;
-#pragma unroll
-  for (int i = 0; i < PART; i++) {
-    const long r = r0 + i * 32 + line;
-    e[i] = load8((const T*)p.x + r * p.x_stride + c0 + at, r < p.rows ? p.cols - c0 - at : 0, p.aligned && p.cols % PACK == 0);
-  }
-  unsigned strange = 0;  // rows of mine with a NaN
-#pragma unroll
-  for (int i = 0; i < PART; i++) {
-    Largest<T> largest;
-    largest.meet(e[i]);
-    amax[i] = largest.value();
-    strange |= (amax[i] != amax[i]) << i;
-  }
+  Eight<T>* kept = (Eight<T>*)shared;
+  CodeTile& codes = *(CodeTile*)(shared + 128 * 128 * sizeof(T));
+  const int at = threadIdx.x % 16 * PACK, line = threadIdx.x / 16;
+  const long r0 = (long)blockIdx.y * 128, c0 = (long)blockIdx.x * 128, c = c0 + at;
+  const bool whole = p.aligned && p.cols % PACK == 0, rows = p.row_block == 1;
   auto row_of = [&](int i) { return (const T*)p.x + (r0 + i * 32 + line) * p.x_stride; };
-  for (unsigned left = strange; left; left &= left - 1) {
-    const int k = __ffs(left) - 1;
-    float others = 0.f;
-    meet_any(row_of(k), c0 + at, p.cols, others, nan);
+  auto left_of = [&](int i) { return r0 + i * 32 + line < p.rows ? p.cols - c : 0; };
+  auto pack_of = [&](int i) -> Eight<T>& { return kept[i * 512 + threadIdx.x]; };
+  grid_wait();
 #pragma unroll
-    for (int i = 0; i < PART; i++)
-      if (i == k) amax[i] = others;
+  for (int i = 0; i < PART; i++) fetch8(&pack_of(i), row_of(i) + c, left_of(i), whole);
+  fetched();
+  Largest<T> largest;
+#pragma unroll
+  for (int i = 0; i < PART; i++) largest.meet(pack_of(i));
+  float mine = largest.value(), all = mine;
+  int nan = 0;
+  if (mine != mine) {
+    all = 0.f;
+#pragma unroll 1
+    for (int i = 0; i < PART; i++) meet_any(row_of(i), c, left_of(i) > 0 ? p.cols : 0, all, nan);
   }
-#pragma unroll
-  for (int i = 0; i < PART; i++) {
-    if (p.row_block == 1) {
-#pragma unroll
-      for (int o = 8; o; o >>= 1) amax[i] = fmaxf(amax[i], __shfl_xor_sync(~0u, amax[i], o));
-    }
-    all = fmaxf(all, amax[i]);
-  }
-  if (p.row_block != 1 || p.nan) block_meet(all, nan, p.nan, scratch);
+  if (!rows && (p.amax || !p.steps) || p.nan) block_meet(all, nan, p.nan, scratch);
   if (p.nan && threadIdx.x == 0 && nan) atomicAdd(p.nan, nan);
-  auto place = [&](long r) { return (p.row_block == 1 ? r : p.row_block ? (long)blockIdx.y : 0) * p.step_row + (long)blockIdx.x * p.step_block; };
-  auto step_at = [&](long r, float largest) { return p.steps ? p.steps[place(min(r, p.rows - 1))] : step_of<E5M2>(largest, p.margin); };
-  auto put = [&](int i, uint2 codes) {
-    const long r = r0 + i * 32 + line;
-    if (p.codes && r < p.rows && c0 + at < p.cols) store8(p.codes + r * p.codes_stride, c0 + at, p.cols, p.codes_stride % 8 == 0, codes);
-    if (p.turned) {
-      const int row = i * 32 + line, word = at / 4;
-      words[row * 32 + (word ^ (row / 4))] = codes.x;
-      words[row * 32 + ((word + 1) ^ (row / 4))] = codes.y;
-    }
+  auto place = [&](long r) { return (rows ? r : p.row_block ? (long)blockIdx.y : 0) * p.step_row + (long)blockIdx.x * p.step_block; };
+  auto step_at = [&](long r, float most) { return p.steps ? p.steps[place(r)] : step_of<E5M2>(most, p.margin); };
+  auto tell = [&](long r, float most, float step) {
+    // Steps of whole rows and of the tensor span tiles.
+    if (p.amax && p.step_block) p.amax[place(r)] = most;
+    else if (p.amax) atomicMax((int*)p.amax + place(r), __float_as_int(most));
+    if (!p.steps && p.made) p.made[place(r)] = step;
   };
-  Coder<T, E5M2> coder(p.row_block == 1 ? 1.f : step_at(r0, all));
-#pragma unroll
+  Coder<T, E5M2> coder(rows ? 1.f : step_at(0, all));
+  if (!rows && threadIdx.x == 0) tell(0, all, coder.step);
+#pragma unroll 1
   for (int i = 0; i < PART; i++) {
     const long r = r0 + i * 32 + line;
-    const float largest = p.row_block == 1 ? amax[i] : all;
-    if (p.row_block == 1) coder = Coder<T, E5M2>(step_at(r, largest));
-    if (p.row_block == 1 ? threadIdx.x % 16 == 0 && r < p.rows : threadIdx.x == 0 && i == 0) {
-      // Steps of whole rows and of the tensor span tiles.
-      if (p.amax && p.step_block && p.row_block) p.amax[place(r)] = largest;
-      else if (p.amax) atomicMax((int*)p.amax + place(r), __float_as_int(largest));
-      if (!p.steps && p.made) p.made[place(r)] = coder.step;
+    const Eight<T> e = pack_of(i);
+    if (rows) {
+      Largest<T> most;
+      most.meet(e);
+      all = mine = most.value();
+      if (mine != mine) all = 0.f, meet_any(row_of(i), c, p.cols, all, nan);
+#pragma unroll
+      for (int o = 8; o; o >>= 1) all = fmaxf(all, __shfl_xor_sync(~0u, all, o));
+      coder = Coder<T, E5M2>(step_at(min(r, p.rows - 1), all));
+      if (at == 0 && r < p.rows) tell(r, all, coder.step);
     }
     if (!p.codes && !p.turned) continue;
-    if (!coder.ordinary(amax[i])) strange |= 1 << i;
-    keep_packed(e[i]);
-    put(i, coder.encode(e[i]));
-  }
-  for (; strange && (p.codes || p.turned); strange &= strange - 1) {
-    const int k = __ffs(strange) - 1;
-    const long r = r0 + k * 32 + line;
-    float largest = all;
-#pragma unroll
-    for (int i = 0; i < PART; i++)
-      if (p.row_block == 1 && i == k) largest = amax[i];
-    if (r < p.rows) put(k, encode_any<T, E5M2>(row_of(k), c0 + at, p.cols, step_at(r, largest)));
+    const uint2 q = coder.ordinary(mine) ? coder.encode(e) : encode_any<T, E5M2>(row_of(i), c, left_of(i) > 0 ? p.cols : 0, coder.step);
+    if (p.codes && left_of(i) > 0) store8(p.codes + r * p.codes_stride, c, p.cols, p.codes_stride % 8 == 0, q);
+    if (p.turned) codes.put(i * 32 + line, at / 4, q.x), codes.put(i * 32 + line, at / 4 + 1, q.y);
   }
   if (!p.turned) return;
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const int word = threadIdx.x / 32 + i * 16;
-    uint32_t q[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) q[j] = words[(lane * 4 + j) * 32 + (word ^ lane)];
-    turn4(q);
-    const long r = r0 + lane * 4;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const long c = c0 + word * 4 + j;
-      if (c >= p.cols || r >= p.rows) continue;
-      uint8_t* to = p.turned + c * p.turned_stride + r;
-      if (p.turned_stride % 4 == 0 && r + 4 <= p.rows) {
-        *(uint32_t*)to = q[j];
-      } else {
-        for (int k = 0; k < 4 && r + k < p.rows; k++) to[k] = q[j] >> (k * 8);
-      }
-    }
-  }
+  codes.leave<512>(p.turned, p.turned_stride, r0, c0, p.rows, p.cols);
 }
 
 #define QUANTIZE(T, FORMAT, E5M2)                                                                                                                             \
   extern "C" __global__ void __launch_bounds__(512, 4) fp8_flat_##T##_##FORMAT(const __grid_constant__ Params p) { flat<T, E5M2>(p); }     \
-  extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 4 : 6) fp8_vectors_##T##_##FORMAT(const __grid_constant__ Params p) { vectors<T, E5M2>(p); }     \
+  extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 3 : 5) fp8_vectors_##T##_##FORMAT(const __grid_constant__ Params p) { vectors<T, E5M2>(p); }     \
   extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 4 ? 1 : 2) fp8_rows_##T##_##FORMAT(const __grid_constant__ Params p) { by_rows<T, E5M2>(p); }  \
-  extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 4 ? 1 : 2) fp8_tile_##T##_##FORMAT(const __grid_constant__ Params p) { tile<T, E5M2>(p); }
+  extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 4 ? 2 : 4) fp8_tile_##T##_##FORMAT(const __grid_constant__ Params p) { tile<T, E5M2>(p); }
 #define QUANTIZES(T)       \
   QUANTIZE(T, e4m3, false) \
   QUANTIZE(T, e5m2, true)

@@ -56,6 +56,18 @@ template <class T> __device__ __forceinline__ Eight<T> load8(const T* p, int lef
   return e;
 }
 
+// The same to shared memory, without registers on the way where that is whole; there when fetched() returns.
+template <class T> __device__ __forceinline__ void fetch8(Eight<T>* to, const T* p, int left, bool whole) {
+  if (!whole) {
+    *to = load8(p, left, false);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < (int)sizeof(T) / 2; i++)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to->p + i)), "l"(p + i * Pack<T>::N), "r"(left > 0 ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ void store8(uint8_t* row, long c, long cols, bool aligned, uint2 codes) {
   if (aligned && c + 8 <= cols) {
     *(uint2*)(row + c) = codes;

@@ -118,8 +118,8 @@ func (z Quantize) Launch(q Queue) error {
 	}
 	cols := int64(z.Cols)
 	if z.Steps.vector() && z.Turned.IsNil() && cols%128 == 0 && z.XStride == cols && z.CodesStride == cols && z.X.Addr%16 == 0 {
-		// A block is 256 threads of two packs of 8.
-		return z.launch(q, "vectors", [3]int{ceilDiv(z.Rows*z.Cols, 8*2*256), 1, 1})
+		// A block is 256 threads of four packs of 8.
+		return z.launch(q, "vectors", [3]int{ceilDiv(z.Rows*z.Cols, 8*4*256), 1, 1})
 	}
 	return z.tiles(q)
 }
@@ -191,10 +191,15 @@ func (z Quantize) launch(q Queue, kernel string, grid [3]int) error {
 	}
 	aligned := z.X.Addr%16 == 0 && (kernel == "flat" || z.XStride*int64(z.Type.Size())%16 == 0)
 	per, row, across := z.Steps.places(z.Cols)
-	block := 256
+	block, shared := 256, 0
 	switch kernel {
-	case "tile", "flat":
+	case "flat":
 		block = 512
+	case "tile":
+		block, shared = 512, 128*128*z.Type.Size()
+		if !z.Turned.IsNil() {
+			shared += 128 * 128
+		}
 	case "rows":
 		// Two packs a thread; up to 512 threads where several rows share a multiprocessor.
 		most := 512
@@ -203,7 +208,7 @@ func (z Quantize) launch(q Queue, kernel string, grid [3]int) error {
 		}
 		block = min(most, max(64, (ceilDiv(z.Cols, 2*8)+31)/32*32))
 	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_%s_%v_%v", kernel, z.Type, z.Format), Grid: grid, Block: block, Overlap: q.Target().Hopper(), Args: []Arg{
+	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_%s_%v_%v", kernel, z.Type, z.Format), Grid: grid, Block: block, Shared: shared, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"x", z.X}, {"codes", z.Codes}, {"turned", z.Turned}, {"steps", given}, {"made", made}, {"amax", z.Amax}, {"nan", z.NaN}, {"flags", z.Flags},
 		{"x_stride", z.XStride}, {"codes_stride", z.CodesStride}, {"turned_stride", z.TurnedStride}, {"rows", int64(z.Rows)}, {"cols", int64(z.Cols)},
 		{"step_row", row}, {"step_block", across}, {"row_block", per}, {"margin", int32(z.Margin)}, {"aligned", bit(aligned)}}})
