@@ -10,19 +10,7 @@
 // halves of one row (stride 2f). Rows aligned to 16 bytes, columns a multiple of 8 (4 for f32); the _any kernels take
 // every width. f32 arithmetic, one rounding. No shared memory. Any arch. Paper: Shazeer 2020.
 #include "e4m3.cuh"
-
-struct Silu {
-  static __device__ __forceinline__ float of(float x) { return x / (1.f + __expf(-x)); }
-};
-struct GeluTanh {
-  static __device__ __forceinline__ float of(float x) {
-    const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1.f + tanhf(u));
-  }
-};
-struct GeluErf {
-  static __device__ __forceinline__ float of(float x) { return 0.5f * x * (1.f + erff(x * 0.7071067811865476f)); }
-};
+#include "gates.cuh"
 
 template <class T, class F>
 __device__ __forceinline__ void gated(T* y, const T* gate, const T* up, int columns, long stride, long y_stride, int rows) {

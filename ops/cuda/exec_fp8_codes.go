@@ -49,6 +49,15 @@ func (p *program) codesOf(n *graph.Node, t graph.Type) (coded, bool) {
 	return z, true
 }
 
+// launchCodes launches what leaves the codes z in the place of a node's result, if there is a kernel.
+func (c *Call) launchCodes(z coded, l interface{ Launch(Queue) error }) error {
+	err := l.Launch(c)
+	if err == nil {
+		c.p.coded[c.Node] = z
+	}
+	return err
+}
+
 // fuseNorm: a norm and the one launch of products that reads it, where those make codes of few rows on their way. What the norm reads
 // must outlive that launch: else its result may lie there.
 func (p *program) fuseNorm(i int) (*Call, int, error) {

@@ -235,26 +235,31 @@ func onHopper(t *testing.T, b *graph.Builder, outs ...*graph.Node) *program {
 	return p
 }
 
-// A norm leaves codes only where every reader takes them: not as an output, for exact activations, another quantisation, or a
+// A norm and a gated unit leave codes only where every reader takes them: not as an output, for exact activations, another quantisation, or a
 // reader that runs natively.
-func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
+func TestCodesAreLeftToThoseWhoTakeThem(t *testing.T) {
 	rows, static := ops.FP8WeightLinearOp{Activations: ops.StepPerRow}, ops.FP8WeightLinearOp{Activations: ops.StaticSteps, StepX: 0.5}
 	for name, c := range map[string]struct {
 		readers []ops.FP8WeightLinearOp
 		output  bool
 		d       int
-		want    string
+		want    string // of a norm
+		gated   string
 	}{
-		"rows":     {[]ops.FP8WeightLinearOp{rows, rows}, false, 128, "norm_fp8_bf16_1"},
-		"static":   {[]ops.FP8WeightLinearOp{static}, false, 128, "norm_fp8_bf16_1"},
-		"output":   {[]ops.FP8WeightLinearOp{rows}, true, 128, "norm_rms_bf16_1"},
-		"exact":    {[]ops.FP8WeightLinearOp{{}}, false, 128, "norm_rms_bf16_1"},
-		"mixed":    {[]ops.FP8WeightLinearOp{rows, static}, false, 128, "norm_rms_bf16_1"},
-		"odd size": {[]ops.FP8WeightLinearOp{rows}, false, 77, "norm_rms_bf16_any"},
+		"rows":     {[]ops.FP8WeightLinearOp{rows, rows}, false, 128, "norm_fp8_bf16_1", "gated_fp8_geglu_erf_bf16"},
+		"static":   {[]ops.FP8WeightLinearOp{static}, false, 128, "norm_fp8_bf16_1", "gated_fp8_geglu_erf_bf16"},
+		"output":   {[]ops.FP8WeightLinearOp{rows}, true, 128, "norm_rms_bf16_1", "pointwise_geglu_erf_bf16"},
+		"exact":    {[]ops.FP8WeightLinearOp{{}}, false, 128, "norm_rms_bf16_1", "pointwise_geglu_erf_bf16"},
+		"mixed":    {[]ops.FP8WeightLinearOp{rows, static}, false, 128, "norm_rms_bf16_1", "pointwise_geglu_erf_bf16"},
+		"odd size": {[]ops.FP8WeightLinearOp{rows}, false, 77, "norm_rms_bf16_any", "pointwise_geglu_erf_bf16_any"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		for _, want := range []string{c.want, c.gated} {
 			b := graph.New()
-			h := ops.RMSNorm(b.Input("x", dtype.Float32, 3, c.d), b.Param("norm", c.d), 1e-5)
+			x := b.Input("x", dtype.Float32, 3, c.d)
+			h := ops.RMSNorm(x, b.Param("norm", c.d), 1e-5)
+			if want == c.gated {
+				h = ops.GeGLU(x, b.Input("up", dtype.Float32, 3, c.d), false)
+			}
 			var outs []*graph.Node
 			for i, o := range c.readers {
 				outs = append(outs, ops.FP8WeightLinear(h, b.Param(string(rune('a'+i)), 32, c.d), o))
@@ -263,7 +268,7 @@ func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
 				outs = append(outs, h)
 			}
 			p := onHopper(t, b, outs...)
-			require.Equal(t, c.want, p.steps[0].queued[0].launch.Kernel)
+			require.Equal(t, want, p.steps[0].queued[0].launch.Kernel, name)
 			quantised := 0
 			for _, s := range p.steps {
 				for _, q := range s.queued {
@@ -274,10 +279,10 @@ func TestNormLeavesCodesToThoseWhoTakeThem(t *testing.T) {
 					}
 				}
 			}
-			if strings.HasPrefix(c.want, "norm_fp8") {
-				require.Zero(t, quantised)
+			if strings.Contains(want, "_fp8_") {
+				require.Zero(t, quantised, name)
 			}
-		})
+		}
 	}
 }
 

@@ -82,11 +82,7 @@ func rmsNormBody(c *Call) error {
 		if n.Made = z.steps.At; z.steps.tensor() {
 			n.Made, n.Given = Pointer{}, z.steps.At
 		}
-		err := n.Launch(c)
-		if err == nil {
-			c.p.coded[c.Node] = z
-		}
-		if !errors.Is(err, ErrUnsupported) {
+		if err := c.launchCodes(z, n); !errors.Is(err, ErrUnsupported) {
 			return err
 		}
 		n.Codes = Pointer{}
@@ -127,6 +123,17 @@ func gatedBody(c *Call, gate Gate) error {
 	g := Gated{Type: c.Type(), Gate: gate, Rows: rowsOf(t), F: lastDim(t), Y: c.Output(0)}
 	if err := c.inputs(0, &g.G, &g.Up); err != nil {
 		return err
+	}
+	if z, ok := c.p.codesOf(c.Node, t); ok {
+		// A row's codes lie in the place of the row, which may be that of gate or up.
+		if z.stride = int64(g.F * c.Type().Size()); z.steps.row() {
+			z.steps.At = c.p.region(region{label: "steps", bytes: int64(4 * g.Rows)}).pointer()
+		}
+		g.Codes, g.CodesStride, g.Steps = z.codes, z.stride, z.steps
+		if err := c.launchCodes(z, g); !errors.Is(err, ErrUnsupported) {
+			return err
+		}
+		g.Codes = Pointer{}
 	}
 	return g.Launch(c)
 }

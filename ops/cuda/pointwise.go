@@ -15,7 +15,9 @@ const (
 func (g Gate) String() string { return [...]string{"swiglu", "geglu_tanh", "geglu_erf"}[g] }
 
 // Gated launches y[t,i] = gate(g[t,i]) * u[t,i] over Rows rows of F columns. Stride is that of g and u, YStride that of y,
-// in elements; zero means packed. For one matrix [T,2F] give G, Up = G + F elements and Stride 2F.
+// in elements; zero means packed. For one matrix [T,2F] give G, Up = G + F elements and Stride 2F. With Codes, y rounded to the element
+// type leaves as E4M3 alone, by a step of the tensor that is given, or by steps of rows or of 1x128 that are made on the way; row t
+// of the codes may lie in the place of row t of g or u.
 type Gated struct {
 	Type     DType
 	Gate     Gate
@@ -23,6 +25,10 @@ type Gated struct {
 	Y, G, Up Pointer
 	Stride   int64
 	YStride  int64
+
+	Codes       Pointer // optional, in place of Y: [Rows,CodesStride] bytes
+	CodesStride int64
+	Steps       FP8Steps
 }
 
 // Launch queues the kernel.
@@ -39,6 +45,9 @@ func (g Gated) Launch(q Queue) error {
 	if g.Stride < int64(g.F) || g.YStride < int64(g.F) {
 		return fmt.Errorf("%v: strides of at least f %d are required, got %d and %d", g.Gate, g.F, g.Stride, g.YStride)
 	}
+	if !g.Codes.IsNil() {
+		return g.codes(q)
+	}
 	if g.Rows == 0 {
 		return nil
 	}
@@ -53,6 +62,28 @@ func (g Gated) Launch(q Queue) error {
 	block := (ceilDiv(packs, 2*across) + 31) / 32 * 32
 	return q.Launch(Launch{Kernel: kernel, Grid: [3]int{across, min(g.Rows, 65535), 1}, Block: block, Args: []Arg{
 		{"y", g.Y}, {"gate", g.G}, {"up", g.Up}, {"columns", int32(g.F)}, {"stride", g.Stride}, {"y_stride", g.YStride}, {"rows", int32(g.Rows)}}})
+}
+
+func (g Gated) codes(q Queue) error {
+	if g.Steps.At.IsNil() || g.CodesStride < int64(g.F) {
+		return fmt.Errorf("%v: codes need steps and a stride of at least f, got steps %v, f %d, stride %d", g.Gate, g.Steps.At, g.F, g.CodesStride)
+	}
+	if g.Type == F32 || g.Steps.square() || g.F%8 != 0 || g.Stride%8 != 0 || g.CodesStride%8 != 0 || g.G.Addr%16 != 0 || g.Up.Addr%16 != 0 || g.Codes.Addr%8 != 0 {
+		return unsupported(g.Gate.String(), "codes of %d columns of %v, g %v and up %v with strides %d and %d, steps of %dx%d: bf16 and f16, multiples of 8 and of 16 bytes and steps of the tensor, of rows or of 1x128 have a kernel", g.F, g.Type, g.G, g.Up, g.Stride, g.CodesStride, g.Steps.Rows, g.Steps.Cols)
+	}
+	if err := g.Steps.check(g.Gate.String(), "codes"); err != nil || g.Rows == 0 {
+		return err
+	}
+	made, given, across := g.Steps.At, Pointer{}, 1
+	switch {
+	case g.Steps.tensor():
+		made, given = given, made
+	case g.Steps.vector():
+		across = ceilDiv(g.F, 128)
+	}
+	_, block := codesCut(g.Rows, g.F)
+	return q.Launch(Launch{Kernel: fmt.Sprintf("gated_fp8_%v_%v", g.Gate, g.Type), Grid: [3]int{g.Rows, 1, 1}, Block: min(block, 1024), Shared: g.F*g.Type.Size() + 32*4, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"codes", g.Codes}, {"made", made}, {"given", given}, {"gate", g.G}, {"up", g.Up}, {"stride", g.Stride}, {"codes_stride", g.CodesStride}, {"columns", int32(g.F)}, {"across", int32(across)}}})
 }
 
 // Add launches y = a + b over N elements; y may be a or b.
