@@ -10,6 +10,7 @@ import (
 
 	"github.com/nikolalohinski/gonja/v2/builtins"
 	"github.com/nikolalohinski/gonja/v2/exec"
+	"github.com/nikolalohinski/gonja/v2/parser"
 )
 
 var filters = map[string]exec.FilterFunction{
@@ -21,29 +22,38 @@ var filters = map[string]exec.FilterFunction{
 	"dictsort": dictSortFilter,
 	"list":     listFilter,
 	"string":   stringFilter,
+	"replace":  replaceFilter,
 }
 
 // newEnvironment is the engine's environment with ours in front; built once.
 func newEnvironment() *exec.Environment {
 	functions := exec.EmptyContext().Update(builtins.GlobalFunctions).Update(builtins.GlobalVariables)
 	functions.Set("range", rangeFunction)
+	functions.Set("lipsum", nil)
 	all := exec.NewFilterSet(map[string]exec.FilterFunction{}).Update(builtins.Filters)
+	for _, name := range strings.Fields("batch center indent join slice truncate wordwrap") {
+		filters[name] = boundedFilter(name, grows)
+	}
+	filters["format"] = boundedFilter("format", formats)
+	structures := map[string]parser.ControlStructureParser{} // none that loads a template, or has blocks that call themselves
+	for _, name := range strings.Fields("break call continue do filter for if macro raw set with") {
+		structures[name], _ = builtins.ControlStructures.Get(name)
+	}
 	methods := builtins.Methods
 	methods.Str = exec.NewMethodSet(stringMethods())
 	methods.Dict = exec.NewMethodSet(dictMethods)
+	methods.Int = exec.NewMethodSet(map[string]exec.Method[int]{})
+	methods.List = exec.NewMethodSet(listMethods())
 	return &exec.Environment{
 		Context:           functions,
 		Filters:           all.Update(exec.NewFilterSet(filters)),
 		Tests:             builtins.Tests,
-		ControlStructures: builtins.ControlStructures,
+		ControlStructures: exec.NewControlStructureSet(structures),
 		Methods:           methods,
 	}
 }
 
 var environment = newEnvironment()
-
-// maxRange bounds what range builds.
-const maxRange = 1 << 20
 
 // rangeFunction is range as a list: the engine's leaves a goroutine behind
 // when a loop ends early.
@@ -235,6 +245,10 @@ func stringMethods() map[string]stringMethod {
 			all[name] = m
 		}
 	}
+	for _, name := range strings.Fields("center expandtabs join ljust rjust zfill") {
+		all[name] = boundedMethod(name, all[name], grows)
+	}
+	all["format"] = boundedMethod("format", all["format"], formats)
 	for name, m := range overridden {
 		all[name] = m
 	}
@@ -292,7 +306,39 @@ func replaceMethod(self string, _ *exec.Value, params *exec.VarArgs) (any, error
 	if len(params.Args) > 2 {
 		count = params.Args[2].Integer()
 	}
-	return strings.Replace(self, params.Args[0].String(), params.Args[1].String(), count), nil
+	old, with := params.Args[0].String(), params.Args[1].String()
+	if len(with) > maxWork/(strings.Count(self, old)+1) {
+		return nil, fmt.Errorf("replace: %w", tooLong(maxWork))
+	}
+	return strings.Replace(self, old, with, count), nil
+}
+
+func replaceFilter(_ *exec.Evaluator, in *exec.Value, params *exec.VarArgs) *exec.Value {
+	if in.IsError() {
+		return in
+	}
+	text, err := replaceMethod(in.String(), in, params)
+	if err != nil {
+		return exec.AsValue(err)
+	}
+	return exec.AsValue(text)
+}
+
+// listMethods is the engine's set; a list that holds itself, or many times what
+// was put into it, ends at once.
+func listMethods() map[string]exec.Method[[]any] {
+	all := map[string]exec.Method[[]any]{}
+	for _, name := range strings.Fields("append copy reverse") {
+		m, _ := builtins.Methods.List.Get(name)
+		all[name] = func(self []any, value *exec.Value, params *exec.VarArgs) (any, error) {
+			out, err := m(self, value, params)
+			if err == nil {
+				_, err = sizeOf(value, maxValue)
+			}
+			return out, err
+		}
+	}
+	return all
 }
 
 // sortFolded sorts by the keys in lower case.

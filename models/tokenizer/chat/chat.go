@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"strings"
 	"time"
@@ -111,7 +112,6 @@ func (t *Template) Render(messages []Message, o Options) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("chat: %w", err)
 	}
-	macroStart, macroEnd := macroDepth()
 	data := map[string]any{
 		"messages":              turns,
 		"tools":                 tools,
@@ -119,8 +119,6 @@ func (t *Template) Render(messages []Message, o Options) (string, error) {
 		"add_generation_prompt": o.AddGenerationPrompt,
 		"raise_exception":       raiseException,
 		"strftime_now":          strftimeNow(now),
-		"macro_start_":          macroStart,
-		"macro_end_":            macroEnd,
 	}
 	for name, value := range t.constants {
 		data[name] = value
@@ -130,6 +128,11 @@ func (t *Template) Render(messages []Message, o Options) (string, error) {
 			return "", fmt.Errorf("chat: %s: %w", name, err)
 		}
 	}
+	given := []any{turns, tools}
+	for name := range o.Variables {
+		given = append(given, data[name])
+	}
+	maps.Copy(data, newBudget(given...).functions())
 	var out strings.Builder
 	if err := t.execute(&out, data); err != nil {
 		return "", fmt.Errorf("chat: template: %w", err)

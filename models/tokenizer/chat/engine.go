@@ -38,23 +38,6 @@ func raiseException(params *exec.VarArgs) (any, error) {
 	return nil, fmt.Errorf("the template says: %s", params.First().String())
 }
 
-// macroDepth returns the functions that macros call at their start and end in
-// one rendering; a macro that calls itself without end is an error.
-func macroDepth() (start, end func(*exec.VarArgs) (any, error)) {
-	depth := 0
-	start = func(*exec.VarArgs) (any, error) {
-		if depth++; depth > maxMacros {
-			return nil, fmt.Errorf("macros nested deeper than %d", maxMacros)
-		}
-		return "", nil
-	}
-	end = func(*exec.VarArgs) (any, error) {
-		depth--
-		return "", nil
-	}
-	return start, end
-}
-
 // strftimeNow is strftime_now(format).
 func strftimeNow(now time.Time) func(*exec.VarArgs) (any, error) {
 	return func(params *exec.VarArgs) (any, error) {

@@ -13,6 +13,7 @@ func FuzzTemplate(f *testing.F) {
 		"{%- for m in messages -%}\n  {{ m.content | trim + ('x' if loop.first else '\\n') }}\n{%- endfor %}",
 		"{% macro f(a, b='\\u00e9') %}{{ a[-1] }}{{ b }}{% endmacro %}{{ f(messages) }}{# c #}{% raw %}{{ }}{% endraw %}",
 		"{{ messages | tojson(indent=2) }}{{ 'a,b'.split(',')[::-1] | join('-') }}{% set ns = namespace(x=1) %}{% set ns.x = 2 %}",
+		"{% macro f(x, *y) %}{{ f(x ~ x * 2) }}{% endmacro %}{{ f('a', 2 * 3 if y else 4) }}{% with b = [1] %}{% do b.append(b) %}{% endwith %}",
 		"{{ {'a': [1, 2.5, none]} | string }}{% if tools is defined and not false %}{{ tools }}{% elif true %}{% else %}{% endif %}",
 	} {
 		f.Add(source)

@@ -1,9 +1,11 @@
 // Conditional expressions inside brackets, (a if b else c), which the engine
-// takes only where an expression is all there is.
+// takes only where an expression is all there is, and products, which it does
+// not bound.
 
 package chat
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -45,7 +47,7 @@ func (p *preparer) hoistOne(part string) string {
 	}
 	condition, otherwise, ok := cutWord(rest, "else")
 	if !ok {
-		otherwise = "none"
+		condition, otherwise = rest, "none"
 	}
 	p.chosen++
 	name := "chosen_" + strconv.Itoa(p.chosen) + "_"
@@ -130,4 +132,75 @@ func cutWord(text, word string) (before, after string, ok bool) {
 
 func isNameByte(c byte) bool {
 	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+// multiply writes the operator * as a call that bounds what it makes.
+func multiply(body string) (string, error) {
+	for range maxHoisted {
+		left, at, right := product(body)
+		if at < 0 {
+			return body, nil
+		}
+		body = body[:left] + " bound_times(" + body[left:at] + "," + body[at+1:right] + ")" + body[right:]
+	}
+	return "", fmt.Errorf("at most %d of * in a tag are supported", maxHoisted)
+}
+
+// product finds the first * between two operands, and where they start and end;
+// at -1: there is none.
+func product(body string) (left, at, right int) {
+	starts := []int{0} // by bracket: of the operand of a *, which takes in / and %
+	at = -1
+	depth, before := 0, byte(0) // of at; the last byte that is no blank
+	ends := func() bool { return at >= 0 && depth == len(starts) }
+	for i := 0; i < len(body); i++ {
+		c, next := body[i], i+1
+		operand := isNameByte(before) || before != 0 && strings.IndexByte(")]}'\"", before) >= 0
+		loose := false
+		switch {
+		case c == '\'' || c == '"':
+			next += max(0, closingQuote(body[i:]))
+		case strings.IndexByte("([{", c) >= 0:
+			starts = append(starts, next)
+		case strings.IndexByte(")]}", c) >= 0:
+			if ends() || len(starts) == 1 {
+				return left, at, i
+			}
+			starts = starts[:len(starts)-1]
+		case strings.HasPrefix(body[i:], "**"):
+			next++
+		case c == '*' && operand && at < 0:
+			left, at, depth = starts[len(starts)-1], i, len(starts)
+		case c == '*' || c == '/' || c == '%':
+			if ends() {
+				return left, at, i
+			}
+		case strings.IndexByte("+-", c) >= 0:
+			loose = operand // else it is a sign
+		case isNameByte(c):
+			for next < len(body) && isNameByte(body[next]) {
+				next++
+			}
+			loose = looseWords[body[i:next]]
+		default:
+			loose = strings.IndexByte("~,:=!<>", c) >= 0
+		}
+		if loose {
+			if ends() {
+				return left, at, i
+			}
+			starts[len(starts)-1] = next
+		}
+		if c != ' ' {
+			before = body[next-1]
+		}
+		i = next - 1
+	}
+	return left, at, len(body)
+}
+
+// looseWords are those that end an operand of *.
+var looseWords = map[string]bool{
+	"and": true, "or": true, "not": true, "in": true, "is": true, "if": true, "else": true,
+	"elif": true, "for": true, "call": true, "filter": true, "do": true, "with": true,
 }

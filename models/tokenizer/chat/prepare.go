@@ -19,14 +19,6 @@ type prepared struct {
 	literals map[string]any
 }
 
-// Bounds on templates, far above those of models: the engine is recursive, and
-// Go cannot recover from a stack that overflows.
-const (
-	maxTemplate = 1 << 20 // bytes
-	maxBrackets = 100     // nested in one tag
-	maxMacros   = 100     // running inside each other
-)
-
 // prepare reads a template with trim_blocks and lstrip_blocks, and without
 // keep_trailing_newline, as transformers sets them.
 func prepare(source string) (prepared, error) {
@@ -56,6 +48,15 @@ type preparer struct {
 	literals  map[string]any
 	lineStart bool // the last tag took the line end behind it
 	chosen    int  // hoisted expressions so far
+	plain     int  // bytes of text so far
+	blocks    []block
+}
+
+// block is one that is open: the bytes of text before it, the literal that is to
+// be told those inside, and the name that a set block gives its text.
+type block struct {
+	plain      int
+	text, name string
 }
 
 // tag is {{, {% or {#.
@@ -137,6 +138,7 @@ func (p *preparer) afterTag(sign byte, block bool) {
 // text writes plain text. Text that could join with a tag behind it becomes a
 // variable.
 func (p *preparer) text(text string) {
+	p.plain += len(text)
 	if strings.HasSuffix(text, "{") || strings.ContainsAny(text, "{") && strings.ContainsAny(text, "%#{") {
 		p.out.WriteString("{{ " + p.literal(text) + " }}")
 		return
@@ -191,6 +193,7 @@ func (p *preparer) raw() bool {
 			p.lineStart = false
 			content = p.stripLine(content)
 		}
+		p.plain += len(content)
 		p.out.WriteString("{{ " + p.literal(content) + " }}")
 		p.rest = tail
 		p.afterTag(sign, true)
@@ -214,7 +217,7 @@ func (p *preparer) tag(kind byte) error {
 	if kind == '%' {
 		end = "%}"
 	}
-	var body strings.Builder
+	var body, code strings.Builder // code: without the texts
 	depth := 0
 	for p.rest != "" {
 		c := p.rest[0]
@@ -226,8 +229,10 @@ func (p *preparer) tag(kind byte) error {
 			if rest, ok := strings.CutPrefix(tail, end); ok {
 				p.rest = rest
 				p.afterTag(sign, kind == '%')
-				p.emit(kind, body.String())
-				return nil
+				if err := checkTag(code.String()); err != nil {
+					return err
+				}
+				return p.emit(kind, body.String())
 			}
 		}
 		switch c {
@@ -243,37 +248,121 @@ func (p *preparer) tag(kind byte) error {
 				return fmt.Errorf("brackets nested deeper than %d", maxBrackets)
 			}
 		case ')', ']', '}':
-			depth = max(0, depth-1)
-		case '\n':
+			if depth--; depth < 0 {
+				return fmt.Errorf("bracket %c is not opened", c)
+			}
+		case '\n', '\t', '\v', '\f':
 			c = ' '
 		}
 		body.WriteByte(c)
+		code.WriteByte(c)
 		p.rest = p.rest[1:]
 	}
 	return fmt.Errorf("tag is not closed by %s", end)
 }
 
+// checkTag refuses what the engine would take too long for.
+func checkTag(code string) error {
+	switch joins := strings.Count(code, "+") + strings.Count(code, "~"); {
+	case len(code) > maxTag:
+		return fmt.Errorf("a tag of at most %d bytes is supported, got %d", maxTag, len(code))
+	case joins > maxJoins:
+		return fmt.Errorf("at most %d of + and ~ in a tag are supported, got %d", maxJoins, joins)
+	case reserved.MatchString(code):
+		return fmt.Errorf("the name %s is reserved", reserved.FindString(code))
+	}
+	return nil
+}
+
 // emit writes a tag, the conditional expressions inside its brackets hoisted
 // out of it. The generation tag, which marks what an assistant wrote
-// for training masks, prints nothing. Macros count how deep they are.
-func (p *preparer) emit(kind byte, body string) {
-	body = strings.TrimSpace(body)
-	if kind == '{' || strings.HasPrefix(body, "set ") || strings.HasPrefix(body, "if ") {
-		body = p.hoist(body)
+// for training masks, prints nothing. What runs in rounds, gives a value a name
+// or prints it is counted: see budget.
+func (p *preparer) emit(kind byte, body string) error {
+	body, err := multiply(strings.TrimSpace(body))
+	if err != nil {
+		return err
 	}
 	if kind == '{' {
-		p.out.WriteString("{{ " + body + " }}")
-		return
+		p.out.WriteString("{{ " + p.hoist("bound_print("+body+")") + " }}")
+		return nil
 	}
+	word, rest := body, ""
+	if i := strings.IndexFunc(body, func(r rune) bool { return r >= utf8.RuneSelf || !isNameByte(byte(r)) }); i >= 0 {
+		word, rest = body[:i], body[i:]
+	}
+	if word == "set" || word == "if" {
+		body = p.hoist(body)
+	}
+	name := ""
+	switch pieces := splitTop(rest, "="); word {
+	case "generation", "endgeneration":
+		return nil
+	case "for":
+		return p.open("{% "+strings.TrimSuffix(body, " recursive")+" %}", "bound_round", "")
+	case "macro":
+		list := rest[strings.IndexByte(rest, '(')+1:]
+		return p.open("{% "+body+" %}", "bound_macro", names(list[:max(0, strings.LastIndexByte(list, ')'))]))
+	case "endmacro":
+		p.out.WriteString("{% if bound_endmacro() %}{% endif %}")
+	case "set":
+		if len(pieces) == 1 {
+			return p.open("{% "+body+" %}", "", rest)
+		}
+		name = pieces[0]
+	case "with":
+		name = names(rest)
+		fallthrough
+	case "if", "call", "filter":
+		if err := p.open("", "", ""); err != nil {
+			return err
+		}
+	}
+	if strings.HasPrefix(word, "end") && len(p.blocks) > 0 {
+		last := p.blocks[len(p.blocks)-1]
+		p.blocks = p.blocks[:len(p.blocks)-1]
+		if last.text != "" {
+			p.literals[last.text] = p.plain - last.plain
+		}
+		if last.name != "" {
+			name = last.name
+		}
+	}
+	p.out.WriteString("{% " + body + " %}")
+	if name != "" {
+		p.out.WriteString("{% if bound_keep(" + name + ") %}{% endif %}")
+	}
+	return nil
+}
+
+// open writes the tag of a block, and at its start the call that counts it.
+func (p *preparer) open(tag, call, args string) error {
+	if len(p.blocks) == maxBlocks {
+		return fmt.Errorf("blocks nested deeper than %d", maxBlocks)
+	}
+	b := block{plain: p.plain}
+	p.out.WriteString(tag)
 	switch {
-	case body == "generation" || body == "endgeneration":
-	case body == "endmacro":
-		p.out.WriteString("{{ macro_end_() }}{% endmacro %}")
-	case strings.HasPrefix(body, "macro "):
-		p.out.WriteString("{% " + body + " %}{{ macro_start_() }}")
+	case call != "":
+		b.text = p.literal("")
+		p.out.WriteString("{% if " + call + "(" + strings.TrimSuffix(b.text+", "+args, ", ") + ") %}{% endif %}")
 	default:
-		p.out.WriteString("{% " + body + " %}")
+		b.name = args
 	}
+	p.blocks = append(p.blocks, b)
+	return nil
+}
+
+// names lists those that a macro or with binds: a, b=1, *rest.
+func names(list string) string {
+	var all []string
+	for _, part := range splitTop(list, ",") {
+		name := strings.Trim(splitTop(part, "=")[0], " *")
+		if name != "" && strings.IndexFunc(name, func(r rune) bool { return r > 127 || !isNameByte(byte(r)) }) < 0 {
+			all = append(all, name)
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // strings takes a string literal and those that follow it directly, which
@@ -296,7 +385,7 @@ func (p *preparer) strings() (string, error) {
 		}
 	}
 	text := value.String()
-	if count == 1 && !strings.ContainsAny(text, "\\\"'\n{}%#") && text == source[1:len(source)-1] {
+	if count == 1 && len(text) < 256 && !strings.ContainsAny(text, "\\\"'\n{}%#") && text == source[1:len(source)-1] {
 		return source, nil
 	}
 	return p.literal(text), nil

@@ -114,6 +114,14 @@ func TestFieldsAndVariables(t *testing.T) {
 	require.Equal(t, `user:x;assistant:[{"b": 1, "a": [2.5, null]}];Ttwo`, text)
 }
 
+func rendered(source string) (string, error) {
+	template, err := New(source, nil)
+	if err != nil {
+		return "", err
+	}
+	return template.Render([]Message{{Role: "user", Content: "hi"}}, Options{})
+}
+
 func TestTemplatesThatFail(t *testing.T) {
 	for source, part := range map[string]string{
 		"{% for m in messages %}":               "template",
@@ -133,17 +141,86 @@ func TestTemplatesThatFail(t *testing.T) {
 		"{{ " + strings.Repeat("(", 101):                  "brackets nested deeper than 100",
 		strings.Repeat("x", maxTemplate+1):                "at most 1048576 bytes",
 	} {
-		template, err := New(source, nil)
-		if err == nil {
-			_, err = template.Render([]Message{{Role: "user", Content: "hi"}}, Options{})
-		}
+		_, err := rendered(source)
 		require.ErrorContains(t, err, part, "%q", source)
 		require.ErrorContains(t, err, "chat: ", "%q", source)
 	}
 	template, err := New("{{ tools | tojson }}", nil)
 	require.NoError(t, err)
-	_, err = template.Render(nil, Options{Tools: []json.RawMessage{json.RawMessage(`{"a":`)}})
-	require.ErrorContains(t, err, "tool 0")
+	for raw, part := range map[string]string{`{"a":`: "tool 0", strings.Repeat("[", 1<<20): "nested deeper than 200"} {
+		_, err = template.Render(nil, Options{Tools: []json.RawMessage{json.RawMessage(raw)}})
+		require.ErrorContains(t, err, part)
+	}
+	itself := map[string]any{}
+	itself["a"] = itself
+	_, err = template.Render(nil, Options{Variables: itself})
+	require.ErrorContains(t, err, "nested deeper than 200")
+}
+
+// TestTemplatesThatTakeTooMuch: each of these ended the process, or ran without
+// end, in the engine as it is.
+func TestTemplatesThatTakeTooMuch(t *testing.T) {
+	repeat := strings.Repeat
+	for source, part := range map[string]string{
+		// Recursion.
+		"{% include '/template' %}":                               "'include' not found",
+		"{% extends '/template' %}":                               "'extends' not found",
+		"{% block a %}{{ self.a() }}{% endblock %}":               "'block' not found",
+		"{% macro\tf() %}{{ f() }}{% endmacro %}{{ f() }}":        "macros nested deeper than 100",
+		"{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}": "not callable",
+		"{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}":   "more than",
+		repeat("{% if 1 %}", 101):                                 "blocks nested deeper than 100",
+		"{{ 1" + repeat(" and 1", 1<<12) + " }}":                  "a tag of at most 16384 bytes",
+		// Values that double.
+		"{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}": "more than",
+		"{% set x = 'a' %}" + repeat("{% with x = x + x %}", 40) + repeat("{% endwith %}", 40):            "more than",
+		"{% set x %}ab{% endset %}" + repeat("{% set x %}{{ x }}{{ x }}{% endset %}", 40):                 "more than",
+		"{% macro f(x) %}{{ f(x ~ x) }}{% endmacro %}{{ f('a') }}":                                        "more than",
+		"{% set x = [1] %}" + repeat("{% set x = [x, x] %}", 60) + "{{ x }}":                              "more than",
+		"{% set x = [1] %}" + repeat("{% do x.append(x) %}", 60) + "{{ x ~ '' }}":                         "more than",
+		"{{ 'a'" + repeat(" ~ 'a'", 300) + " }}":                                                          "at most 256 of + and ~",
+		// Values of any length at once.
+		"{{ 'a' * 10000000000 }}":                                    "more than",
+		"{{ 3 * ['a' * 10000] * 10000 }}":                            "more than",
+		"{{ 1" + repeat(" * 1", 100) + " }}":                         "at most 64 of *",
+		"{{ 'a' | center(10000000000) }}":                            "center: a value of more than",
+		"{{ 'a\na' | indent(10000000000) }}":                         "indent: a value of more than",
+		"{{ [1] | batch(10000000000, 'x') | list }}":                 "batch: a value of more than",
+		"{{ [1] | slice(10000000000) | list }}":                      "slice: a value of more than",
+		"{{ ('a' * 10000) | replace('', 'b' * 100000) }}":            "replace: a value of more than",
+		"{% set x = 'a' * 10000 %}{{ x.replace('', 'b' * 100000) }}": "replace: a value of more than",
+		"{% set x = 'b' * 100000 %}{{ x.join(range(10000)) }}":       "join: a value of more than",
+		"{{ range(10000) | join('b' * 100000) }}":                    "join: a value of more than",
+		"{{ 'a'.zfill(10000000000) }}":                               "zfill: a value of more than",
+		"{{ '{:>9999999999}'.format('a') }}":                         "format: a width",
+		"{{ lipsum(100000000) }}":                                    "lipsum",
+		"{% filter center(10000000000) %}x{% endfilter %}":           "center: a value of more than",
+		// Rounds.
+		"{% for i in range(99999) %}{% for j in range(99999) %}" + repeat("x", 1<<19) + "{% endfor %}{% endfor %}": "more than",
+		// Ways around the bounds.
+		"{% set bound_keep = range %}":             "the name bound_keep is reserved",
+		"{% macro bound_print(x) %}{% endmacro %}": "the name bound_print is reserved",
+		"{{ messages)~(messages }}":                "bracket ) is not opened",
+		"{{ messages, messages }}":                 "required one value to print, got 2",
+	} {
+		_, err := rendered(source)
+		require.ErrorContains(t, err, part, "%.80q", source)
+	}
+}
+
+func TestProducts(t *testing.T) {
+	for source, want := range map[string]string{
+		"{{ 2*3 }} {{ -2*3 }} {{ 7/2*2 }} {{ 1+2*3-4*-5 }} {{ 5//2*2 }} {{ 6 % 4 * 2 }} {{ 2.5*2 }} {{ (1+2)*(3+4)*2 }}":  "6 -6 7.0 27 4 4 5.0 42",
+		"{{ 'ab'*2~'c' }} {{ 3*'x' }} {{ [1]*2 }} {{ 'a'*-1 }} {{ 2*'a'|length }} {{ messages|length*2 }}":                "ababc xxx [1, 1]  2 2",
+		"{{ 2 * 3 if 1*0 else 4 * 5 }} {{ [2*3, {'a': 4*5}] }} {{ 2*3 == 6 and 1*1 > 0 }}":                                "20 [6, {'a': 20}] True",
+		"{% set n = 2 * 3 %}{{ n }}{% for i in range(2*2) %}{{ i*i }}{% endfor %}{% if 2*0 %}x{% elif 2*1 %}y{% endif %}": "60149y",
+		"{% macro f(a, *rest) %}{{ a*2 }}{{ rest[0]*2 }}{% endmacro %}{{ f(2*3, 4) }}":                                    "128",
+		"{{ 'a' if false }}|{{ ('b' if true) }}":                                                                          "|b",
+	} {
+		text, err := rendered(source)
+		require.NoError(t, err, source)
+		require.Equal(t, want, text, source)
+	}
 }
 
 func TestMacros(t *testing.T) {

@@ -91,7 +91,7 @@ func (w *jsonWriter) write(v *exec.Value, margin string) error {
 
 func (w *jsonWriter) items(margin, open, end string, n int, item func(i int, margin string) error) error {
 	if len(margin) > maxDepth {
-		return fmt.Errorf("nested deeper than %d", maxDepth)
+		return errDepth
 	}
 	inner := margin + w.indent
 	if !w.lines {

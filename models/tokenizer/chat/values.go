@@ -70,32 +70,44 @@ func set(d *exec.Dict, key string, v any) {
 			return
 		}
 	}
+	add(d, key, v)
+}
+
+// add adds an entry whose key is not there.
+func add(d *exec.Dict, key string, v any) {
 	d.Pairs = append(d.Pairs, &exec.Pair{Key: exec.AsValue(key), Value: exec.AsValue(v)})
 }
 
+var errDepth = fmt.Errorf("nested deeper than %d", maxDepth)
+
 // value turns a Go value into one of the engine: JSON with its keys in order,
 // maps sorted by key.
-func value(v any) (any, error) {
+func value(v any) (any, error) { return nestedValue(v, 0) }
+
+func nestedValue(v any, depth int) (any, error) {
+	if depth > maxDepth {
+		return nil, errDepth
+	}
 	switch v := v.(type) {
 	case json.RawMessage:
 		d := json.NewDecoder(bytes.NewReader(v))
 		d.UseNumber()
-		return decode(d)
+		return decode(d, depth)
 	case map[string]any:
 		dict := exec.NewDict()
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			entry, err := value(v[key])
+			entry, err := nestedValue(v[key], depth+1)
 			if err != nil {
 				return nil, err
 			}
-			set(dict, key, entry)
+			add(dict, key, entry)
 		}
 		return orEmpty(dict), nil
 	case []any:
 		all := make(list, len(v))
 		for i, entry := range v {
 			var err error
-			if all[i], err = value(entry); err != nil {
+			if all[i], err = nestedValue(entry, depth+1); err != nil {
 				return nil, err
 			}
 		}
@@ -109,7 +121,10 @@ func value(v any) (any, error) {
 }
 
 // decode reads one JSON value.
-func decode(d *json.Decoder) (any, error) {
+func decode(d *json.Decoder, depth int) (any, error) {
+	if depth > maxDepth {
+		return nil, errDepth
+	}
 	token, err := d.Token()
 	if err != nil {
 		return nil, err
@@ -122,17 +137,17 @@ func decode(d *json.Decoder) (any, error) {
 		return token.Float64()
 	case json.Delim:
 		if token == '[' {
-			return decodeList(d)
+			return decodeList(d, depth+1)
 		}
-		return decodeObject(d)
+		return decodeObject(d, depth+1)
 	}
 	return token, nil
 }
 
-func decodeList(d *json.Decoder) (any, error) {
+func decodeList(d *json.Decoder, depth int) (any, error) {
 	all := list{}
 	for d.More() {
-		v, err := decode(d)
+		v, err := decode(d, depth)
 		if err != nil {
 			return nil, err
 		}
@@ -142,18 +157,24 @@ func decodeList(d *json.Decoder) (any, error) {
 	return all, err
 }
 
-func decodeObject(d *json.Decoder) (any, error) {
-	dict := exec.NewDict()
+func decodeObject(d *json.Decoder, depth int) (any, error) {
+	dict, at := exec.NewDict(), map[string]int{}
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
 			return nil, err
 		}
-		v, err := decode(d)
+		v, err := decode(d, depth)
 		if err != nil {
 			return nil, err
 		}
-		set(dict, key.(string), v)
+		i, again := at[key.(string)]
+		if !again {
+			at[key.(string)] = len(dict.Pairs)
+			add(dict, key.(string), v)
+			continue
+		}
+		dict.Pairs[i].Value = exec.AsValue(v)
 	}
 	_, err := d.Token()
 	return orEmpty(dict), err

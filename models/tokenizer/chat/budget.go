@@ -1,0 +1,268 @@
+// Bounds on what a template may do. A template comes with a model and is input:
+// none may end the process by an endless recursion or by filling memory, nor
+// keep it busy without end. The calls counted here are written into the template
+// when it is prepared.
+
+package chat
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/nikolalohinski/gonja/v2/builtins"
+	"github.com/nikolalohinski/gonja/v2/exec"
+)
+
+// Bounds on templates, far above those of models: the engine is recursive, and
+// Go cannot recover from a stack that overflows.
+const (
+	maxTemplate = 1 << 20 // bytes
+	maxTag      = 1 << 14 // bytes of a tag, without its texts
+	maxJoins    = 256     // + and ~ in a tag: each can take the longest value once more
+	maxBrackets = 100     // nested in one tag
+	maxBlocks   = 100     // nested
+	maxMacros   = 100     // running inside each other
+	maxRange    = 100000  // values of a range: Jinja's own, in its sandbox
+
+	maxSteps = 1 << 20          // rounds of loops, calls of macros, assignments and prints of a rendering
+	maxValue = 1 << 22          // bytes of a value that is kept, besides those of what the caller gave
+	maxWork  = 1 << 28          // bytes of all that is kept and printed
+	maxTime  = 10 * time.Second // of a rendering; looked at between steps
+)
+
+// reserved are the names of the calls below: no template may bind them.
+var reserved = regexp.MustCompile(`\bbound_\w*`)
+
+// budget is what one rendering has left.
+type budget struct {
+	steps, bytes, most, macros int
+	end                        time.Time
+}
+
+// newBudget makes the budget of a rendering of these values, and its functions.
+func newBudget(given ...any) *budget {
+	b := &budget{steps: maxSteps, bytes: maxWork, most: maxValue, end: time.Now().Add(maxTime)}
+	for _, v := range given {
+		n, _ := sizeOf(exec.AsValue(v), maxWork) // what is too large ends at its first use
+		b.bytes += 16 * n
+		b.most += n
+	}
+	return b
+}
+
+func (b *budget) functions() map[string]any {
+	return map[string]any{
+		"bound_print": b.print, "bound_keep": b.keep, "bound_round": b.round,
+		"bound_macro": b.macro, "bound_endmacro": b.endMacro, "bound_times": b.times,
+	}
+}
+
+// step counts a step that takes n bytes.
+func (b *budget) step(n int) error {
+	b.steps--
+	b.bytes -= n
+	switch {
+	case b.steps < 0:
+		return fmt.Errorf("more than %d steps", maxSteps)
+	case b.bytes < 0:
+		return fmt.Errorf("more than %d bytes of text and values", maxWork)
+	case time.Now().After(b.end):
+		return fmt.Errorf("not done after %s", maxTime)
+	}
+	return nil
+}
+
+// print counts and returns what is printed.
+func (b *budget) print(params *exec.VarArgs) (*exec.Value, error) {
+	if len(params.Args) != 1 || len(params.KwArgs) > 0 {
+		return nil, fmt.Errorf("required one value to print, got %d", len(params.Args)+len(params.KwArgs))
+	}
+	n, err := sizeOf(params.Args[0], b.bytes)
+	if err == nil {
+		err = b.step(n)
+	}
+	return params.Args[0], err
+}
+
+// keep counts values that got a name.
+func (b *budget) keep(params *exec.VarArgs) (any, error) { return "", b.kept(params.Args) }
+
+func (b *budget) kept(values []*exec.Value) error {
+	for _, v := range values {
+		n, err := sizeOf(v, b.most)
+		if err == nil {
+			err = b.step(n)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// round counts a round of a loop whose body holds so much plain text.
+func (b *budget) round(params *exec.VarArgs) (any, error) {
+	return "", b.step(params.First().Integer())
+}
+
+// macro counts a call of a macro: its plain text, and its parameters.
+func (b *budget) macro(params *exec.VarArgs) (any, error) {
+	if b.macros++; b.macros > maxMacros {
+		return nil, fmt.Errorf("macros nested deeper than %d", maxMacros)
+	}
+	if err := b.step(params.First().Integer()); err != nil {
+		return nil, err
+	}
+	return "", b.kept(params.Args[1:])
+}
+
+func (b *budget) endMacro(*exec.VarArgs) (any, error) {
+	b.macros--
+	return "", nil
+}
+
+// times is the operator *, which repeats texts and lists.
+func (b *budget) times(params *exec.VarArgs) (any, error) {
+	if len(params.Args) != 2 {
+		return nil, fmt.Errorf("required two operands of *, got %d", len(params.Args))
+	}
+	x, y := params.Args[0], params.Args[1]
+	if x.IsInteger() && (y.IsString() || y.IsList()) {
+		x, y = y, x
+	}
+	switch {
+	case x.IsString() || x.IsList():
+		if !y.IsInteger() {
+			return nil, fmt.Errorf("required an integer to repeat a value, got %s", y.String())
+		}
+		n, err := sizeOf(x, b.most)
+		count := max(0, y.Integer())
+		if err == nil && count > b.most/max(1, n) {
+			err = tooLong(b.most)
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case x.IsString():
+			return strings.Repeat(x.String(), count), nil
+		}
+		all := list{}
+		for range count {
+			for i := range x.Len() {
+				all = append(all, x.Index(i).Interface())
+			}
+		}
+		return all, nil
+	case x.IsFloat() || y.IsFloat():
+		return x.Float() * y.Float(), nil
+	}
+	return x.Integer() * y.Integer(), nil
+}
+
+func tooLong(most int) error { return fmt.Errorf("a value of more than %d bytes", most) }
+
+// sizeOf is about the bytes of a value as text, at most most. A value that holds
+// itself is an error as well.
+func sizeOf(v *exec.Value, most int) (int, error) {
+	n, err := 0, error(nil)
+	measure(v, 0, func(more int) bool {
+		if n += more; n > most {
+			err = tooLong(most)
+		}
+		return err == nil
+	})
+	return n, err
+}
+
+// measure calls add with the size of each part until that is false.
+func measure(v *exec.Value, depth int, add func(int) bool) bool {
+	switch {
+	case v.IsNil() || v.IsError():
+		return add(8)
+	case v.IsString():
+		return add(len(v.String()))
+	case depth > maxDepth:
+		return add(1 << 62) // it may hold itself
+	case v.IsDict():
+		for _, pair := range pairsOf(v) {
+			if !add(8+len(pair.Key.String())) || !measure(pair.Value, depth+1, add) {
+				return false
+			}
+		}
+		return add(8)
+	case v.IsList():
+		for i := range v.Len() {
+			if !add(16) || !measure(v.Index(i), depth+1, add) {
+				return false
+			}
+		}
+	}
+	return add(8)
+}
+
+// grows bounds what a filter or method makes that can be as long as the product
+// of what it gets: join, or center, where a number counts as itself.
+func grows(in *exec.Value, params *exec.VarArgs) error {
+	n, err := sizeOf(in, maxWork)
+	args := 1
+	add := func(v *exec.Value) {
+		size, _ := sizeOf(v, maxWork)
+		if v.IsInteger() {
+			size = v.Integer()
+		}
+		args += min(max(size, 0), 2*maxWork)
+	}
+	for _, v := range params.Args {
+		add(v)
+	}
+	for _, v := range params.KwArgs {
+		add(v)
+	}
+	if err == nil && args > maxWork/(n+1) {
+		err = tooLong(maxWork)
+	}
+	return err
+}
+
+// wide finds a width in a format that no text needs.
+var wide = regexp.MustCompile(`[0-9]{5}`)
+
+// formats is grows for a format, whose numbers are printed.
+func formats(in *exec.Value, params *exec.VarArgs) error {
+	if wide.MatchString(in.String()) {
+		return fmt.Errorf("a width of five digits or more")
+	}
+	texts := &exec.VarArgs{}
+	for _, v := range params.Args {
+		if !v.IsInteger() {
+			texts.Args = append(texts.Args, v)
+		}
+	}
+	for _, v := range params.KwArgs {
+		if !v.IsInteger() {
+			texts.Args = append(texts.Args, v)
+		}
+	}
+	return grows(in, texts)
+}
+
+func boundedFilter(name string, check func(*exec.Value, *exec.VarArgs) error) exec.FilterFunction {
+	f, _ := builtins.Filters.Get(name)
+	return func(e *exec.Evaluator, in *exec.Value, params *exec.VarArgs) *exec.Value {
+		if err := check(in, params); err != nil {
+			return exec.AsValue(fmt.Errorf("%s: %w", name, err))
+		}
+		return f(e, in, params)
+	}
+}
+
+func boundedMethod[T any](name string, m exec.Method[T], check func(*exec.Value, *exec.VarArgs) error) exec.Method[T] {
+	return func(self T, value *exec.Value, params *exec.VarArgs) (any, error) {
+		if err := check(value, params); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		return m(self, value, params)
+	}
+}
