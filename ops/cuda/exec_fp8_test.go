@@ -58,6 +58,8 @@ func TestExecutorFP8Golden(t *testing.T) {
 		"rows_one_sm_90":    {"sm_90", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 1, false},
 		"rows_chunk_sm_90":  {"sm_90", F16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, true},
 		"rows_chunk_sm_89":  {"sm_89", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
+		"decode_sm_89":      {"sm_89", BF16, autocast.InferenceOptions{}, 4, true},
+		"rows_decode_sm_89": {"sm_89", F16, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},
 		"rows_chunk_sm_80":  {"sm_80", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
 		"decode_f32_sm_90":  {"sm_90", F32, autocast.InferenceOptions{}, 4, false},
 		"rows_f32_sm_90":    {"sm_90", F32, autocast.InferenceOptions{Activations: autocast.PerRow}, 4, false},

@@ -40,6 +40,7 @@ func TestExecutorKDAGolden(t *testing.T) {
 		d, tokens, requests int
 	}{
 		"decode_sm_90": {"sm_90", BF16, 64, 4, 4}, "chunk_sm_90": {"sm_90", BF16, 128, 300, 4}, "chunk_sm_80": {"sm_80", F16, 64, 128, 2}, "chunk_f32": {"sm_90", F32, 64, 128, 2},
+		"decode_sm_80": {"sm_80", F16, 128, 4, 4}, "chunk_sm_89": {"sm_89", BF16, 128, 80, 4},
 	} {
 		p, err := lower(recurrentPlan(t, x.d, x.tokens, x.requests), targets[x.gpu], x.compute, false, nil)
 		require.NoError(t, err)

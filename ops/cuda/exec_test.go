@@ -46,6 +46,7 @@ func TestExecutorGolden(t *testing.T) {
 		change           func(*models.Config)
 	}{
 		"decode_sm_90": {"sm_90", BF16, 4, 4, nil}, "chunk_sm_90": {"sm_90", BF16, 128, 4, nil}, "chunk_sm_80": {"sm_80", F16, 128, 4, nil},
+		"decode_sm_89": {"sm_89", BF16, 4, 4, nil},
 		"decode_f32": {"sm_90", F32, 4, 4, nil}, "qknorm_sm_90": {"sm_90", BF16, 1, 1, qwen},
 	} {
 		plan, _ := packedPlan(t, tiny(t, x.change), x.tokens, x.requests, 40)

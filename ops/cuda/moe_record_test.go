@@ -69,14 +69,15 @@ func TestExpertsErrorsBeforeLaunch(t *testing.T) {
 // Plans of models with mixtures: router logits in f32, choice and weights as one launch, the residual sum with the experts.
 func TestExecutorExpertsGolden(t *testing.T) {
 	for name, x := range map[string]struct {
+		gpu     string
 		compute DType
 		tokens  int
-	}{"moe_decode_sm_90": {BF16, 4}, "moe_chunk_sm_90": {BF16, 128}, "moe_decode_f32": {F32, 4}} {
+	}{"moe_decode_sm_90": {"sm_90", BF16, 4}, "moe_chunk_sm_90": {"sm_90", BF16, 128}, "moe_decode_f32": {"sm_90", F32, 4}, "moe_decode_sm_89": {"sm_89", BF16, 4}, "moe_chunk_sm_80": {"sm_80", F16, 128}} {
 		plan, _ := packedPlan(t, tiny(t, func(c *models.Config) {
 			c.Type, c.QKNorm = "qwen3_moe", true
 			c.Experts = &models.Experts{Router: ops.Router{Experts: 8, TopK: 2, Renormalize: true}, FFN: 64, Dense: []bool{false, true}}
 		}), x.tokens, 4, 40)
-		p, err := lower(plan, targets["sm_90"], x.compute, false, nil)
+		p, err := lower(plan, targets[x.gpu], x.compute, false, nil)
 		require.NoError(t, err)
 		holdGolden(t, "exec_"+name, p.String()+p.launchText())
 	}
@@ -91,6 +92,7 @@ func TestExecutorFP8ExpertsGolden(t *testing.T) {
 		"chunk_sm_90":       {"sm_90", BF16, autocast.InferenceOptions{}, 192, false},
 		"rows_chunk_sm_89":  {"sm_89", BF16, autocast.InferenceOptions{Activations: autocast.PerRow}, 128, false},
 		"decode_f32_sm_90":  {"sm_90", F32, autocast.InferenceOptions{}, 4, false},
+		"decode_sm_89":      {"sm_89", BF16, autocast.InferenceOptions{}, 4, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := tiny(t, func(c *models.Config) {
@@ -112,11 +114,12 @@ func latentModel(c *models.Config) {
 // Plans of a model with latent attention: one head of latents in pages, read once for keys and values.
 func TestExecutorLatentGolden(t *testing.T) {
 	for name, x := range map[string]struct {
+		gpu     string
 		compute DType
 		tokens  int
-	}{"latent_decode_sm_90": {BF16, 4}, "latent_chunk_sm_90": {F16, 128}} {
+	}{"latent_decode_sm_90": {"sm_90", BF16, 4}, "latent_chunk_sm_90": {"sm_90", F16, 128}, "latent_decode_sm_80": {"sm_80", F16, 4}, "latent_chunk_sm_89": {"sm_89", BF16, 128}} {
 		plan, _ := packedPlan(t, tiny(t, latentModel), x.tokens, 4, 40)
-		p, err := lower(plan, targets["sm_90"], x.compute, true, nil)
+		p, err := lower(plan, targets[x.gpu], x.compute, true, nil)
 		require.NoError(t, err)
 		holdGolden(t, "exec_"+name, p.String()+p.launchText())
 	}
