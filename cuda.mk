@@ -63,7 +63,7 @@ gpu: headers stub
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go build -tags gpu ./... && $(CUDA_ENV) go vet -tags gpu ./... && $(CUDA_ENV) go tool staticcheck -tags gpu ./...
 
 gpu-test: headers stub
-	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu ./kernels/... ./ops/cuda/... ./models/backend ./examples/bench ./examples/generate ./examples/plan
+	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu ./kernels/... ./ops/cuda/... ./models/backend ./examples/bench ./examples/fp8 ./examples/generate ./examples/kda ./examples/plan
 
 # A process for each test: the tools do one thing at a time, the tests need not.
 sanitize: headers stub
