@@ -6,9 +6,11 @@
 //
 // A step is a whole one: feeds sent, model run, the next token of each request
 // drawn and back on the host. The rate is that of the weights and the cache that
-// a step must read. On a device a table of its kernels follows: what each is
-// for, its time, its rates, and how much of its time is the floor, which is what
-// it must move or compute at the device's highest rates.
+// a step must read; on a device it is also given as a part of the floor, the
+// memory's highest rate, and a table of the kernels follows: what each is for,
+// its time, its rates, and how much of its time is the floor, which is what it
+// must move or compute at the device's highest rates. Native code computes in
+// float32.
 package main
 
 import (
@@ -49,7 +51,20 @@ type result struct {
 	Tokens  float64 `json:"tokens_per_s"`
 	GBs     float64 `json:"gb_per_s"` // weights and cache over the time of a step
 
-	Profile *cuda.Profile `json:"profile,omitempty"` // of a device
+	Floor   float64       `json:"of_the_floor,omitempty"` // of decode on a device: GBs over its memory's highest rate
+	Profile *cuda.Profile `json:"profile,omitempty"`      // of a device
+}
+
+func (r result) String() string {
+	what := fmt.Sprintf("batch %d context %d", r.Batch, r.Context)
+	if r.Prefill > 0 {
+		what = fmt.Sprintf("prefill %d", r.Prefill)
+	}
+	floor := ""
+	if r.Floor > 0 {
+		floor = fmt.Sprintf(", %.2f of the floor", r.Floor)
+	}
+	return fmt.Sprintf("%s: %.3f ms a step, %.0f tokens/s, %.0f GB/s of weights and cache%s", what, r.StepMS, r.Tokens, r.GBs, floor)
 }
 
 func run(args []string, out, errOut io.Writer) error {
@@ -91,6 +106,9 @@ func run(args []string, out, errOut io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("-backend: %w", err)
 	}
+	if b.Name == backend.Native && !strings.HasPrefix(*kind, "fp8") {
+		*kind = "f32" // whatever a device would be asked for
+	}
 	r := result{Shape: *shape, Backend: b.Name, Batch: *batch, Context: *length, Prefill: *prefill, Dtype: *kind}
 	if err := r.measure(build, b, compute, *steps, *kernels); err != nil {
 		return err
@@ -98,12 +116,7 @@ func run(args []string, out, errOut io.Writer) error {
 	if *asJSON {
 		return json.NewEncoder(out).Encode(r)
 	}
-	what := fmt.Sprintf("batch %d context %d", r.Batch, r.Context)
-	if r.Prefill > 0 {
-		what = fmt.Sprintf("prefill %d", r.Prefill)
-	}
-	fmt.Fprintf(out, "%s %s on %s (%s), %s: %.3f ms a step, %.0f tokens/s, %.0f GB/s of weights and cache\n",
-		r.Shape, r.Dtype, r.Backend, b.Why, what, r.StepMS, r.Tokens, r.GBs)
+	fmt.Fprintf(out, "%s %s on %s (%s), %v\n", r.Shape, r.Dtype, r.Backend, b.Why, r)
 	if r.Profile != nil {
 		fmt.Fprint(out, r.Profile)
 	}

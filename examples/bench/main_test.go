@@ -16,9 +16,13 @@ func TestBenchMeasures(t *testing.T) {
 		var r result
 		require.NoError(t, json.Unmarshal(out.Bytes(), &r))
 		require.Equal(t, "native", r.Backend)
+		require.Contains(t, []string{"f32", "fp8"}, r.Dtype)
 		require.Greater(t, r.StepMS, 0.0)
 		require.Greater(t, r.Tokens, 0.0)
 	}
+	require.Equal(t, "batch 1 context 1024: 4.180 ms a step, 239 tokens/s, 3850 GB/s of weights and cache, 0.80 of the floor",
+		result{Batch: 1, Context: 1024, StepMS: 4.18, Tokens: 239, GBs: 3850, Floor: 0.8}.String())
+	require.Equal(t, "prefill 2048: 48.400 ms a step, 42314 tokens/s, 332 GB/s of weights and cache", result{Prefill: 2048, StepMS: 48.4, Tokens: 42314, GBs: 332}.String())
 	for want, args := range map[string][]string{
 		`-shape must be one of kimi-linear-small, llama3-1b, llama3-8b, qwen3-30b-a3b-layer, tiny, got "x"`: {"-shape", "x"},
 		`unexpected argument "tiny": every value belongs to a flag (-h lists them)`:                         {"tiny"},

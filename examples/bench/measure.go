@@ -117,6 +117,9 @@ func (r *result) measure(build func() (*models.Transformer, error), b backend.Ba
 			return err
 		}
 		r.Profile = &p
+		if r.Prefill == 0 {
+			r.Floor = r.GBs * 1e9 / p.Bandwidth
+		}
 	}
 	if c, ok := e.(io.Closer); ok {
 		return c.Close()
