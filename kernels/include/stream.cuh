@@ -4,8 +4,8 @@
 // `tiles` tiles of w, one or two wgmma tiles of up to 64 rows each, of which the first `rows` count. Each block takes half of k:
 // one warp keeps a ring of stages filled (128 bytes of k of a tile's rows, and of x), of which two warpgroups take turns.
 // At the end of a tile each of the four warpgroups of the cluster gets a quarter of the sums from the other three through
-// distributed shared memory, adds them up in a fixed order and finishes them. The cuts depend on N and K, not on M, so a token's
-// sums do not depend on how many tokens share the launch.
+// distributed shared memory, adds them up in an order that is the same for all four, and finishes them. The cuts depend on N and K,
+// not on M, so a token's sums do not depend on how many tokens share the launch.
 // Weights never depend on the launch in front: the ring is full of them before that has ended.
 // With DUAL, w is [2F,K]: the first wgmma tile is of the first half and the second the matching rows of the second, and y[M,F]
 // is silu(first) * second.
@@ -239,18 +239,18 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
       residuals(0);
       barrier_wait(received + wg, tile & 1);
       if (mine == 0 && tile + 1 < tiles) barrier_expect(received + wg, 3 * PART_BYTES);
+      // Its own and its twin's, those of the other block, then both: the same sum whichever of the four finishes it.
+      const unsigned char* from = sums + wg * 3 * PART_BYTES;
+      const unsigned char *twin = from + (wg ? 2 : 0) * PART_BYTES, *third = from + (wg ? 0 : 1) * PART_BYTES, *fourth = third + PART_BYTES;
+      if (COLS == 8) {
+        const float2 a = ((const float2*)twin)[mine], b = ((const float2*)third)[mine], c = ((const float2*)fourth)[mine];
+        v[0][0] = v[0][0] + a.x + (b.x + c.x), v[1][0] = v[1][0] + a.y + (b.y + c.y);
+      } else {
 #pragma unroll
-      for (int b = 0; b < 3; b++) {
-        const unsigned char* from = sums + (wg * 3 + b) * PART_BYTES;
-        if (COLS == 8) {
-          const float2 f = ((const float2*)from)[mine];
-          v[0][0] += f.x, v[1][0] += f.y;
-        } else {
-#pragma unroll
-          for (int q = 0; q < PART; q += 2) {
-            const float4 f = ((const float4*)from)[q / 2 * 128 + mine];
-            v[0][q] += f.x, v[0][q + 1 < PART ? q + 1 : q] += f.y, v[1][q] += f.z, v[1][q + 1 < PART ? q + 1 : q] += f.w;
-          }
+        for (int q = 0; q + 1 < PART; q += 2) {
+          const float4 a = ((const float4*)twin)[q / 2 * 128 + mine], b = ((const float4*)third)[q / 2 * 128 + mine], c = ((const float4*)fourth)[q / 2 * 128 + mine];
+          v[0][q] = v[0][q] + a.x + (b.x + c.x), v[0][q + 1] = v[0][q + 1] + a.y + (b.y + c.y);
+          v[1][q] = v[1][q] + a.z + (b.z + c.z), v[1][q + 1] = v[1][q + 1] + a.w + (b.w + c.w);
         }
       }
       if (tile + 1 < tiles) {

@@ -349,6 +349,36 @@ func testFP8Gemm(t *testing.T, c fp8Case) {
 	require.Equal(t, got, b.get(c.out, g.Y, c.m*c.n))
 }
 
+// A row has the same f32 bits at every width of the streaming kernels.
+func TestDeviceFP8GemmRowAloneEqualsRowInBatch(t *testing.T) {
+	if !newBench(t).d.Target().Hopper() {
+		t.Skip("the streaming kernels are Hopper's")
+	}
+	row, vec, sq := FP8Steps{Rows: 1}, FP8Steps{Rows: 1, Cols: 128}, FP8Steps{Rows: 128, Cols: 128}
+	for _, c := range []fp8Case{{x: E4M3, xs: row, ws: row}, {x: E4M3, xs: vec, ws: sq}, {x: E4M3, xs: row, ws: row, swiglu: true}, {x: BF16, ws: row}, {x: F16, ws: row, swiglu: true}, {x: BF16, ws: sq}} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			b := newBench(t)
+			r := rand.New(rand.NewPCG(7, 8))
+			const n, k = 1800, 2176
+			rows := n
+			if c.swiglu {
+				rows *= 2
+			}
+			g := FP8Gemm{N: n, K: k, XType: c.x, WType: E4M3, XSteps: c.xs, WSteps: c.ws, Out: F32, SwiGLU: c.swiglu}
+			if isCodes(c.x) {
+				g.X, g.XSteps.At, g.XStride, _ = b.operand(r, c.x, c.xs, 64, k, false)
+			} else {
+				g.X = b.put(c.x, normal(r, c.x, 64*k, 1))
+			}
+			g.W, g.WSteps.At, g.WStride, _ = b.operand(r, E4M3, c.ws, rows, k, !isCodes(c.x))
+			b.rowsAlone(n, func(m int, y Pointer) interface{ Launch(Queue) error } {
+				g.M, g.Y = m, y
+				return g
+			})
+		})
+	}
+}
+
 func TestDeviceSpeedFP8(t *testing.T) {
 	speed(t)
 	b := newBench(t)
