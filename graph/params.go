@@ -19,6 +19,10 @@ type Param struct {
 	// Frozen weights are not trained: the base under adapters.
 	Frozen bool
 
+	// Forget gives the memory of a value that lies in a mapped file back to the
+	// system, until it is read again; nil: the value lies elsewhere.
+	Forget func()
+
 	memMu   sync.Mutex // executors may be made at the same time
 	mem     []byte
 	version uint64

@@ -472,6 +472,7 @@ func (m *Transformer) place(p *graph.Param, t *checkpoint.Tensor, turned int, s 
 	if mem, ok := view(t); ok && (turned == 0 || p.Type.DType == dtype.UInt8) {
 		m.files = s.ck
 		p.Frozen = true // it must not be written to
+		p.Forget = t.Forget
 		if turned > 0 {
 			ops.SetRows(p, native.Rows(m.Config.HeadDim)) // the op reads them in order
 		}

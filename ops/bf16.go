@@ -83,8 +83,8 @@ func (BF16LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 func bf16Linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
 	if isStoredBF16(w.Type) {
-		native.BF16LinearStored(graph.Data[float32](c.Out[0]), graph.Data[float32](x), graph.Data[uint16](w), data[float32](c.In, 2),
-			rows(x.Type), w.Shape[0], w.Shape[1])
+		p := codedLinear(c, w.Bytes(), native.CodedBF16)
+		native.BF16LinearsStored(graph.Data[float32](x), rows(x.Type), last(x.Type), []native.CodedLinear{p})
 		return nil
 	}
 	native.BF16Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2), rows(x.Type), w.Shape[0], w.Shape[1])
@@ -93,28 +93,32 @@ func bf16Linear[T native.Float](c *graph.Call) error {
 
 // bf16Together runs linears of one x, up to four at a time.
 func bf16Together(calls []graph.Call) error {
-	var ls [4]native.BF16LinearOf
+	var wide [4]native.BF16LinearOf
+	var stored [4]native.CodedLinear
 	x := calls[0].In[0]
+	if x.DType == dtype.Float64 {
+		for i := range calls {
+			if err := bf16Linear[float64](&calls[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	for len(calls) > 0 {
-		n := 0
-		for n < min(len(calls), len(ls)) && x.DType == dtype.Float32 && !isStoredBF16(calls[n].In[1].Type) {
-			c := &calls[n]
-			ls[n] = native.BF16LinearOf{Y: graph.Data[float32](c.Out[0]), W: graph.Data[float32](c.In[1]), B: data[float32](c.In, 2), N: c.In[1].Shape[0]}
-			n++
+		n, kind := 0, isStoredBF16(calls[0].In[1].Type)
+		for ; n < min(len(calls), len(wide)) && isStoredBF16(calls[n].In[1].Type) == kind; n++ {
+			if c := &calls[n]; kind {
+				stored[n] = codedLinear(c, c.In[1].Bytes(), native.CodedBF16)
+			} else {
+				wide[n] = native.BF16LinearOf{Y: graph.Data[float32](c.Out[0]), W: graph.Data[float32](c.In[1]), B: data[float32](c.In, 2), N: c.In[1].Shape[0]}
+			}
 		}
-		if n > 1 {
-			native.BF16Linears(graph.Data[float32](x), rows(x.Type), last(x.Type), ls[:n])
-			calls = calls[n:]
-			continue
+		if kind {
+			native.BF16LinearsStored(graph.Data[float32](x), rows(x.Type), last(x.Type), stored[:n])
+		} else {
+			native.BF16Linears(graph.Data[float32](x), rows(x.Type), last(x.Type), wide[:n])
 		}
-		body := bf16Linear[float32]
-		if x.DType == dtype.Float64 {
-			body = bf16Linear[float64]
-		}
-		if err := body(&calls[0]); err != nil {
-			return err
-		}
-		calls = calls[1:]
+		calls = calls[n:]
 	}
 	return nil
 }

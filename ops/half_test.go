@@ -9,6 +9,7 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
+	"github.com/seafan/seafan/ops/native"
 	"github.com/seafan/seafan/ops/optest"
 )
 
@@ -229,9 +230,11 @@ func TestLatentProductsOnStoredWeights(t *testing.T) {
 }
 
 // TestPanelsFollowTheirWeight: a plan whose weights have panels gives the same
-// bits, and those of the new value when a weight changes.
+// bits, and those of the new value when a weight changes. The memory of a weight
+// in a file is given back once it has panels.
 func TestPanelsFollowTheirWeight(t *testing.T) {
-	const n, k = 70, 96
+	const n, k, m = 96, 96, 53
+	fits := native.CodedBF16.Panels(n, k) > 0
 	for _, stored := range []dtype.DType{dtype.BFloat16, dtype.Float16} {
 		ps := graph.NewParams()
 		weight := func(name string) *graph.Param {
@@ -252,18 +255,24 @@ func TestPanelsFollowTheirWeight(t *testing.T) {
 		a, c := weight("a"), weight("c")
 		set(a, "a")
 		set(c, "c")
-		x := optest.Cast[float32](optest.Normals("x", 2*k, 1))
+		x := optest.Cast[float32](optest.Normals("x", m*k, 1))
+		forgot := 0
+		a.Forget = func() { forgot++ }
 		run := func(panels bool) (out [][]byte) {
 			b := graph.New(graph.Share(ps))
-			in := b.Input("x", dtype.Float32, 2, k)
-			plan, err := b.Plan(ops.Linear(in, b.Param("a", n, k)), ops.Linear(in, b.Param("c", n, k)))
+			in, few := b.Input("x", dtype.Float32, m, k), b.Input("few", dtype.Float32, 2, k)
+			outs := []*graph.Node{ops.Linear(in, b.Param("a", n, k)), ops.Linear(in, b.Param("c", n, k)), ops.Linear(few, b.Param("c", n, k))}
+			if stored == dtype.BFloat16 {
+				outs = append(outs, ops.BF16Linear(in, b.Param("a", n, k)), ops.BF16Linear(few, b.Param("a", n, k)), ops.BF16Linear(few, b.Param("c", n, k)))
+			}
+			plan, err := b.Plan(outs...)
 			require.NoError(t, err)
 			if panels {
 				ops.FillPanels(plan, 0.5)
 			}
 			r, err := plan.Native(graph.Poison())
 			require.NoError(t, err)
-			require.NoError(t, r.Do(context.Background(), graph.Feeds{"x": x}))
+			require.NoError(t, r.Do(context.Background(), graph.Feeds{"x": x, "few": x[:2*k]}))
 			for _, o := range plan.Outputs {
 				value, err := r.Value(o)
 				require.NoError(t, err)
@@ -274,6 +283,7 @@ func TestPanelsFollowTheirWeight(t *testing.T) {
 		want := run(false)
 		ops.FillPanels(nil, 0.5)
 		require.Equal(t, want, run(true))
+		require.Equal(t, fits, forgot == 1)
 		set(c, "another")
 		stale := run(false)
 		require.Equal(t, want[0], stale[0])

@@ -8,7 +8,8 @@ import (
 )
 
 // This file keeps panels beside weights of linears that are stored in 16 bits: a
-// copy in the order in which a product of few rows reads memory.
+// copy in the order in which a product of few rows reads memory, and the only one
+// that products read while it is there.
 
 const panelsKey = "panels"
 
@@ -39,9 +40,10 @@ func panelsOf(c *graph.Call, i int) []byte {
 // FillPanels makes panels of the weights in 16 bits that the linears of a plan
 // read, all in one piece of memory in the order of the steps. They are used by
 // native runs of any plan on the same parameters until a value changes, and
-// change no bit of a result. Where this CPU has no use for them, or they would
-// take more than share of the machine's memory or that is not known, it makes
-// none.
+// change no bit of a result. The pages of a mapped file that hold such a weight
+// are given back: what else reads it reads the file again. Where this CPU has no
+// use for panels, or they and the weights that stay beside them would take more
+// than share of the machine's memory or that is not known, it makes none.
 func FillPanels(plan *graph.Plan, share float64) {
 	type job struct {
 		p      *graph.Param
@@ -50,34 +52,35 @@ func FillPanels(plan *graph.Plan, share float64) {
 		bytes  int
 	}
 	var jobs []job
-	total := 0
+	total, staying := 0, 0
 	if plan == nil {
 		return
 	}
 	seen := map[*graph.Param]bool{}
 	for _, s := range plan.Steps {
-		o, ok := s.Node.Op().(LinearOp)
-		if !ok || o.Coding != 0 {
+		switch s.Node.Op().(type) {
+		case LinearOp, BF16LinearOp:
+		default:
 			continue
 		}
 		p := s.Node.In()[1].Param()
-		if p == nil || seen[p] || !p.HasValue() {
+		if p == nil || seen[p] || !p.HasValue() || !isHalf(p.Type) {
 			continue
 		}
 		seen[p] = true
-		_, coding, ok := coded(p.Tensor(), 0)
-		if !ok {
-			continue
-		}
+		_, coding, _ := coded(p.Tensor(), 0)
 		to := p.Attach(panelsKey, newWeightPanels).(*weightPanels)
 		to.mu.RLock()
 		there := to.mem != nil && to.version == p.Version()
 		to.mu.RUnlock()
 		if n := coding.Panels(p.Type.Shape[0], p.Type.Shape[1]); n > 0 && !there {
 			jobs, total = append(jobs, job{p, to, coding, n}), total+n
+			if p.Forget == nil {
+				staying += p.Type.Bytes()
+			}
 		}
 	}
-	if total == 0 || float64(total) > share*float64(graph.MachineMemory()) {
+	if total == 0 || float64(total+staying) > share*float64(graph.MachineMemory()) {
 		return
 	}
 	mem := graph.Memory(total)
@@ -89,5 +92,8 @@ func FillPanels(plan *graph.Plan, share float64) {
 		j.to.mu.Lock()
 		j.to.mem, j.to.version = part, version
 		j.to.mu.Unlock()
+		if j.p.Forget != nil {
+			j.p.Forget()
+		}
 	}
 }

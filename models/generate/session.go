@@ -59,9 +59,10 @@ type Options struct {
 	Cache dtype.DType
 
 	// InPlace reads weights of 16 bits where they lie alone. Without it a native
-	// session keeps a second copy of those of the linears in the order in which a
-	// token reads them, which is faster and changes no bit, where all of it takes
-	// at most a quarter of the machine's memory. Sessions of a model share it.
+	// session keeps a copy of those of the linears in the order in which a token
+	// reads them, which is faster and changes no bit, and lets the pages of a
+	// mapped file that it copied go: where what stays takes at most half of the
+	// machine's memory. Sessions of a model share the copy.
 	InPlace bool
 
 	// Compile makes what runs a step's plan; default: graph.Plan.Native. The
@@ -131,7 +132,7 @@ func New(m Model, o Options) (*Session, error) {
 	if o.Compile == nil {
 		o.Compile = func(p *graph.Plan) (graph.Executor, error) {
 			if !o.InPlace {
-				ops.FillPanels(p, 0.25)
+				ops.FillPanels(p, 0.5)
 			}
 			return p.Native()
 		}

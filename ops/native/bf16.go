@@ -77,15 +77,20 @@ func BF16Linears(x []float32, m, k int, ls []BF16LinearOf) {
 	}
 	words := wordsOf(false, m, k, pairSource{wide: x, ld: k})
 	for _, l := range ls {
-		switch {
-		case l.N <= 0:
-		case l.B != nil:
-			words.multiply(true, l.N, 1, pairSource{wide: l.W, ld: k}, 1, l.B, 0, l.Y, l.N)
-		default:
-			words.multiply(true, l.N, 1, pairSource{wide: l.W, ld: k}, 0, nil, 0, l.Y, l.N)
-		}
+		words.linear(pairSource{wide: l.W, ld: k}, l.B, l.Y, l.N)
 	}
 	giveScratch(words.dst)
+}
+
+// linear is BF16Linear of op(A) = x.
+func (w *pairArgs) linear(b pairSource, bias, y []float32, n int) {
+	switch {
+	case n <= 0:
+	case bias != nil:
+		w.multiply(true, n, 1, b, 1, bias, 0, y, n)
+	default:
+		w.multiply(true, n, 1, b, 0, nil, 0, y, n)
+	}
 }
 
 // BF16LinearGradInput computes dx[M,K] = dy[M,N] w[N,K] on rounded dy and w.
@@ -98,23 +103,30 @@ func BF16LinearGradWeight[T Float](dw, dy, x []T, m, n, k int) {
 	bf16Products(true, false, n, k, m, 1, dy, n, x, k, 0, dw, k, dw, k)
 }
 
-// BF16LinearStored is BF16Linear with w[N,K] stored in bf16. Few rows are streamed
-// as LinearCoded does where that gives the bits of many, subnormal numbers aside:
-// not beside AMX.
-func BF16LinearStored(y, x []float32, w []uint16, b []float32, m, n, k int) {
+// BF16LinearsStored is BF16Linear of x[M,K] for weights stored in bf16. Few rows
+// are streamed as LinearsCoded does where that gives the bits of many, subnormal
+// numbers aside: not beside AMX.
+func BF16LinearsStored(x []float32, m, k int, ps []CodedLinear) {
+	if m <= 0 {
+		return
+	}
 	a := codedArgs{coding: CodedBF16, m: m, k: k}
 	if !multipliesPairs[float32]() || a.streams() && gemmKernel != amxKernel {
 		rx := takeScratch[float32](m * k)
 		bf16Operand(rx, x[:m*k])
-		LinearCoded(y, rx, storedBytes(w), b, CodedBF16, 0, m, n, k)
+		LinearsCoded(rx, m, k, ps)
 		giveScratch(rx)
 		return
 	}
-	s, lds, beta := y, n, float32(0)
-	if b != nil {
-		s, lds, beta = b, 0, 1
+	words := wordsOf(false, m, k, pairSource{wide: x, ld: k})
+	for _, p := range ps {
+		b := pairSource{stored: storedWords(p.W), ld: k}
+		if p.N%panelCols == 0 && len(p.Panels) > 0 {
+			b.panels = unsafe.Slice((*float32)(unsafe.Pointer(&p.Panels[0])), len(p.Panels)/4)
+		}
+		words.linear(b, p.Bias, p.Y, p.N)
 	}
-	gemmBF16(false, true, m, n, k, 1, pairSource{wide: x, ld: k}, pairSource{stored: w, ld: k}, beta, s, lds, y, n)
+	giveScratch(words.dst)
 }
 
 // BF16LinearStoredGradInput is BF16LinearGradInput with w[N,K] stored in bf16.
@@ -155,6 +167,11 @@ func BF16MatMul(c []float32, a, b []uint16, m, n, k int, transA, transB bool) {
 // storedBytes is the memory of w.
 func storedBytes(w []uint16) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 2*len(w))
+}
+
+// storedWords are the numbers of a weight in bf16.
+func storedWords(w []byte) []uint16 {
+	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(w))), len(w)/2)
 }
 
 // bf16Products is gemmAdd on rounded A and B, which fill their rows. Subnormal

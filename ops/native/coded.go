@@ -70,7 +70,7 @@ func (r Rows) at(row int) int {
 
 // LinearCoded is Linear with w[N,K] stored in a coding.
 func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m, n, k int) {
-	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, order: order, m: m, n: n, k: k, cols: tileCols[float32]()}
+	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, order: order, m: m, n: n, k: k}
 	if a.streams() {
 		a.cols = streamCols(n)
 		g := streamArgs{n: 1, units: ceilDiv(n, a.cols)}
@@ -78,10 +78,18 @@ func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m,
 		g.launch()
 		return
 	}
-	if m > gemmFew {
-		a.cols = codedCols // a piece of w that is widened once serves all rows
+	a.launch()
+}
+
+// launch is LinearCoded in pieces of w that are widened once for all rows.
+func (a *codedArgs) launch() {
+	switch a.cols = tileCols[float32](); {
+	case a.panels != nil:
+		a.cols = panelCols
+	case a.m > gemmFew:
+		a.cols = codedCols
 	}
-	linearCoded.launch(ceilDiv(n, a.cols), a)
+	linearCoded.launch(ceilDiv(a.n, a.cols), *a)
 }
 
 // LinearCodedGradInput is LinearGradInput with w[N,K] stored in a coding.
@@ -137,18 +145,24 @@ func linearCodedUnit(a *codedArgs, unit int) {
 // widened computes columns j..j+cols of y, gemmKC products at a time as Gemm does.
 func (a *codedArgs) widened(j, cols int) {
 	wide := takeScratch[float32](cols * gemmKC)
-	g := gemmOperands[float32]{transB: true, m: a.m, n: cols, alpha: 1, lda: a.k, b: wide, c: a.y[j:], ldc: a.n}
+	g := gemmOperands[float32]{m: a.m, n: cols, alpha: 1, lda: a.k, b: wide, c: a.y[j:], ldc: a.n}
 	if a.bias != nil {
 		g.s, g.beta = a.bias[j:], 1
 	} else {
 		g.s, g.lds = g.c, a.n
 	}
+	g.transB = a.panels == nil || cols < panelCols
 	for p := 0; p < a.k || p == 0; p += gemmKC {
 		kc := min(gemmKC, a.k-p)
-		for r := range cols {
-			a.widen(wide[r*kc:][:kc], j+r, p)
+		if g.ldb = kc; g.transB {
+			for r := range cols {
+				a.widen(wide[r*kc:][:kc], j+r, p)
+			}
+		} else {
+			g.ldb = panelCols
+			panelRows(a.coding, &wide[0], &a.panels[(j*a.k+p*panelCols)*2], kc/2)
 		}
-		g.k, g.ldb, g.a = kc, kc, a.x[p:]
+		g.k, g.a = kc, a.x[p:]
 		g.serial()
 		g.s, g.lds, g.beta = g.c, a.n, 1
 	}

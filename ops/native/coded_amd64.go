@@ -74,6 +74,21 @@ func panelBF16(t *panelTile)
 func panelF16(t *panelTile)
 
 //go:noescape
+func panelRowsBF16(dst *float32, src *byte, n int)
+
+//go:noescape
+func panelRowsF16(dst *float32, src *byte, n int)
+
+// panelRows makes rows of panelCols numbers, two of each of n > 0 rows of words.
+func panelRows(c Coding, dst *float32, src *byte, n int) {
+	if c == CodedF16 {
+		panelRowsF16(dst, src, n)
+		return
+	}
+	panelRowsBF16(dst, src, n)
+}
+
+//go:noescape
 func fetchLines(p unsafe.Pointer, n int)
 
 // run computes the panel's product.

@@ -12,4 +12,6 @@ func (t *codedTile) stream(Coding) {}
 
 func (t *panelTile) run(Coding) {}
 
+func panelRows(Coding, *float32, *byte, int) {}
+
 func fetchLines(unsafe.Pointer, int) {}

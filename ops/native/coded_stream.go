@@ -70,7 +70,7 @@ func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
 			a.panels = p.Panels
 		}
 		if !a.streams() {
-			LinearCoded(p.Y, x, p.W, p.Bias, p.Coding, p.Rows, m, p.N, k)
+			a.launch()
 			continue
 		}
 		if a.cols = panelCols; a.panels == nil {

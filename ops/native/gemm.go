@@ -67,8 +67,15 @@ func (g *gemmArgs[T]) compute() {
 		}
 	}
 	g.mBlocks = ceilDiv(m, g.mc)
-	if g.mBlocks == 1 {
+	if g.source.panels != nil && !g.tiles {
+		g.packed, g.packedK = any(g.source.panels).([]T), k
+	}
+	inPanels := g.packed != nil
+	if g.mBlocks == 1 || inPanels {
 		g.launchWords()
+		g.words.units = 0
+	}
+	if g.mBlocks == 1 {
 		g.streamB()
 		return
 	}
@@ -77,7 +84,11 @@ func (g *gemmArgs[T]) compute() {
 	width := ceilDiv(n, tileCols[T]()) * tileCols[T]()
 	for p := 0; p < k || p == 0; p += gemmSpan {
 		g.k0, g.kEnd = p, min(p+gemmSpan, k)
-		g.packed = takeScratch[T]((g.kEnd - p) * width)
+		if inPanels {
+			launchGemm(g)
+			continue
+		}
+		g.packed, g.packed0, g.packedK = takeScratch[T]((g.kEnd-p)*width), p, g.kEnd-p
 		launchGemmPack(g)
 		g.words.units = 0
 		launchGemm(g)
@@ -163,7 +174,9 @@ func (g *gemmOperands[T]) pass() int {
 type gemmArgs[T Float] struct {
 	gemmOperands[T]
 	k0, kEnd int
-	packed   []T // rows k0..kEnd of op(B) as panels [kc, nr], or nil
+	packed   []T // op(B) as panels [packedK, nr] from row packed0 on, or nil
+	packed0  int
+	packedK  int
 	packedA  []T // all of op(A) as packA leaves it, a block for each pass, or nil
 	mBlocks  int
 	mc, nc   int      // rows and columns of a unit
@@ -242,7 +255,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		}
 		step := nr
 		if g.tiles && g.packed != nil {
-			step, t.panels = j1-j0, (g.kEnd-g.k0)*nr // all columns in one call
+			step, t.panels = j1-j0, g.packedK*nr // all columns in one call
 		}
 		for j := j0; j < j1; j += step {
 			cols := min(step, j1-j)
@@ -254,7 +267,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 			}
 			switch {
 			case g.packed != nil:
-				b = g.packed[j*(g.kEnd-g.k0)+(p-g.k0)*nr:]
+				b = g.packed[j*g.packedK+(p-g.packed0)*nr:]
 			case t.stream:
 				b, rsb = g.b[j*g.ldb+p:], g.ldb
 			default:

@@ -149,8 +149,9 @@ type pairSource struct {
 	codes  []byte
 	format FP8
 	ld     int
-	k      int  // of op(B): its rows
-	direct bool // a word is two numbers as they lie in memory, that of the smaller k in its low half
+	k      int       // of op(B): its rows
+	panels []float32 // of stored [n,k] as FillPanels writes them, or nil
+	direct bool      // a word is two numbers as they lie in memory, that of the smaller k in its low half
 }
 
 // words are the stored numbers of a row by twos.
@@ -188,6 +189,10 @@ func (s *pairSource) rows(dst []float32, ldd, at, rows, cols int) {
 func (s *pairSource) pack(panel []float32, turned bool, p, kc, j, cols, nr int) {
 	n := min(2*kc, s.k-2*p)
 	words := ceilDiv(n, 2)
+	if s.panels != nil {
+		copy(panel[:kc*nr], s.panels[j*s.k/2+p*nr:])
+		return
+	}
 	if s.direct {
 		if turned {
 			packTransposed(panel, s.words()[j*s.ld/2+p:], s.ld/2, kc, cols, nr)

@@ -4,7 +4,31 @@
 #include "gemm_avx512_amd64.h"
 #include "panels_amd64.h"
 
-// The products of few rows with panels of weights stored in 16 bits.
+// The products of few rows with panels of weights stored in 16 bits, and what
+// makes rows of float32 of them.
+
+// SPREAD is the body of a function that makes two rows of 32 numbers of each of n
+// rows of words.
+//	DI dst, SI src, CX rows of words left
+#define SPREAD \
+	MOVQ dst+0(FP), DI        \
+	MOVQ src+8(FP), SI        \
+	MOVQ n+16(FP), CX         \
+row:                          \
+	VMOVDQU32 (SI), Z16       \
+	VMOVDQU32 64(SI), Z18     \
+	WIDEN(Z16, Y16, Z17, Y17) \
+	WIDEN(Z18, Y18, Z19, Y19) \
+	VMOVUPS Z16, (DI)         \
+	VMOVUPS Z18, 64(DI)       \
+	VMOVUPS Z17, 128(DI)      \
+	VMOVUPS Z19, 192(DI)      \
+	ADDQ $128, SI             \
+	ADDQ $256, DI             \
+	DECQ CX                   \
+	JNZ  row                  \
+	VZEROUPPER                \
+	RET
 
 #define WIDEN(z, y, lo, ylo) \
 	VPSLLD $16, z, lo \
@@ -15,6 +39,12 @@ TEXT ·panelBF16(SB), NOSPLIT, $0-8
 	VPTERNLOGD $0xff, Z31, Z31, Z31
 	VPSLLD $16, Z31, Z31 // the upper half of a word
 #include "panels_tile_amd64.h"
+
+// func panelRowsBF16(dst *float32, src *byte, n int)
+TEXT ·panelRowsBF16(SB), NOSPLIT, $0-24
+	VPTERNLOGD $0xff, Z31, Z31, Z31
+	VPSLLD $16, Z31, Z31
+	SPREAD
 
 #undef WIDEN
 #define WIDEN(z, y, lo, ylo) \
@@ -27,6 +57,10 @@ TEXT ·panelBF16(SB), NOSPLIT, $0-8
 // func panelF16(t *panelTile)
 TEXT ·panelF16(SB), NOSPLIT, $0-8
 #include "panels_tile_amd64.h"
+
+// func panelRowsF16(dst *float32, src *byte, n int)
+TEXT ·panelRowsF16(SB), NOSPLIT, $0-24
+	SPREAD
 
 // func fetchLines(p unsafe.Pointer, n int)
 //
