@@ -227,9 +227,10 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 			case "deepseek_v3":
 				m.Config.RopeScale.MScale = m.Config.RopeScale.MScaleAllDim
 			}
-			path := filepath.Join(t.TempDir(), "model.gguf")
-			require.NoError(t, os.WriteFile(path, ggufOf(m, nil), 0o666))
-			o, err := models.Open(path)
+			dir := filepath.Join(t.TempDir(), "a[b") // a name that is no pattern
+			require.NoError(t, os.Mkdir(dir, 0o777))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "model.gguf"), ggufOf(m, nil), 0o666))
+			o, err := models.Open(dir)
 			require.NoError(t, err)
 			require.Nil(t, o.Tokenizer)
 			c := o.Config

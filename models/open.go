@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/models/tokenizer"
@@ -65,8 +66,8 @@ func isGGUF(path string) (bool, error) {
 	if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil {
 		return false, nil
 	}
-	found, err := filepath.Glob(filepath.Join(path, "*.gguf"))
-	return len(found) > 0, err
+	list, err := os.ReadDir(path)
+	return slices.ContainsFunc(list, func(f os.DirEntry) bool { return filepath.Ext(f.Name()) == ".gguf" }), err
 }
 
 func (o *Opened) openFolder(kept storage) (err error) {

@@ -28,7 +28,13 @@ func parseCharsMap(data []byte) (*charsMap, error) {
 	if uint64(size) >= uint64(len(data)-4) || size%4 != 0 {
 		return nil, fmt.Errorf("precompiled_charsmap: trie of %d bytes in %d", size, len(data)-4)
 	}
-	return &charsMap{units: data[4 : 4+size], replacements: data[4+size:]}, nil
+	m := &charsMap{units: data[4 : 4+size], replacements: data[4+size:]}
+	for text := range bytes.SplitSeq(m.replacements, []byte{0}) {
+		if len(text) > maxGrowth {
+			return nil, fmt.Errorf("precompiled_charsmap: a replacement of %d bytes: at most %d are supported", len(text), maxGrowth)
+		}
+	}
+	return m, nil
 }
 
 // unit is the one at a place; there is one.

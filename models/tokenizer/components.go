@@ -62,7 +62,23 @@ func sequence(raw json.RawMessage, name string, yield func(json.RawMessage) erro
 	})
 }
 
-func parseNormalizer(raw json.RawMessage) (normalizer, error) {
+// growth is how many times as long components make a text at most, one after the
+// other.
+type growth float64
+
+// maxGrowth is far above that of published tokenizers (about 30: NFKC, and a mark
+// for a space).
+const maxGrowth = 1024
+
+// by counts a component.
+func (g *growth) by(kind string, times float64) error {
+	if *g *= growth(max(1, times)); *g > maxGrowth {
+		return fmt.Errorf("%s: with what is before it, it can make a text %.4g times as long: at most %d is supported", kind, float64(*g), maxGrowth)
+	}
+	return nil
+}
+
+func parseNormalizer(raw json.RawMessage, g *growth) (normalizer, error) {
 	if isNull(raw) {
 		return nil, nil
 	}
@@ -72,25 +88,25 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	}
 	switch kind {
 	case "NFC":
-		return unicodeForm(norm.NFC), nil
+		return unicodeForm(norm.NFC), g.by(kind, 3)
 	case "NFD":
-		return unicodeForm(norm.NFD), nil
+		return unicodeForm(norm.NFD), g.by(kind, 4)
 	case "NFKC":
-		return unicodeForm(norm.NFKC), nil
+		return unicodeForm(norm.NFKC), g.by(kind, 11)
 	case "NFKD":
-		return unicodeForm(norm.NFKD), nil
+		return unicodeForm(norm.NFKD), g.by(kind, 11)
 	case "Lowercase":
-		return rewrite(lowercase), nil
+		return rewrite(lowercase), g.by(kind, 1.5)
 	case "StripAccents":
 		return stripAccents{}, nil
 	case "ByteLevel":
-		return rewrite(toAlphabet), nil
+		return rewrite(toAlphabet), g.by(kind, 2)
 	case "Prepend":
 		var f struct{ Prepend string }
 		err := fields(kind, raw, &f)
 		return prepend(f.Prepend), err
 	case "Replace":
-		return parseReplace(kind, raw)
+		return parseReplace(kind, raw, g)
 	case "Strip":
 		var f struct {
 			StripLeft  bool `json:"strip_left"`
@@ -101,7 +117,7 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	case "Sequence":
 		var ns normalizers
 		err := sequence(raw, "normalizers", func(r json.RawMessage) error {
-			n, err := parseNormalizer(r)
+			n, err := parseNormalizer(r, g)
 			if n != nil {
 				ns = append(ns, n)
 			}
@@ -112,7 +128,7 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	return nil, fmt.Errorf("type %q is not supported", kind)
 }
 
-func parseReplace(kind string, raw json.RawMessage) (replace, error) {
+func parseReplace(kind string, raw json.RawMessage, g *growth) (replace, error) {
 	var f struct {
 		Pattern patternJSON
 		Content string
@@ -124,11 +140,15 @@ func parseReplace(kind string, raw json.RawMessage) (replace, error) {
 	if err != nil {
 		return replace{}, fmt.Errorf("%s: %w", kind, err)
 	}
-	return replace{m, f.Content}, nil
+	times := float64(len(f.Content) + 1) // an expression may match nothing, everywhere
+	if l, ok := m.(literal); ok {
+		times = float64(len(f.Content)) / float64(len(l))
+	}
+	return replace{m, f.Content}, g.by(kind, times)
 }
 
 // parsePreTokenizer returns the steps of a pre-tokenizer, sequences unrolled.
-func parsePreTokenizer(raw json.RawMessage) ([]preTokenizer, error) {
+func parsePreTokenizer(raw json.RawMessage, g *growth) ([]preTokenizer, error) {
 	if isNull(raw) {
 		return nil, nil
 	}
@@ -148,8 +168,10 @@ func parsePreTokenizer(raw json.RawMessage) ([]preTokenizer, error) {
 			AddPrefixSpace bool  `json:"add_prefix_space"`
 			UseRegex       *bool `json:"use_regex"`
 		}{}
-		err := fields(kind, raw, &f)
-		return one(byteLevel{prefixSpace: f.AddPrefixSpace, useRegex: f.UseRegex == nil || *f.UseRegex}, err)
+		if err := fields(kind, raw, &f); err != nil {
+			return nil, err
+		}
+		return one(byteLevel{prefixSpace: f.AddPrefixSpace, useRegex: f.UseRegex == nil || *f.UseRegex}, g.by(kind, 2))
 	case "Split":
 		return one(parseSplit(kind, raw))
 	case "Digits":
@@ -170,11 +192,14 @@ func parsePreTokenizer(raw json.RawMessage) ([]preTokenizer, error) {
 		return one(whitespaceSplit(), nil)
 	case "Metaspace":
 		m, err := parseMetaspace(kind, raw)
-		return one(m, err)
+		if err != nil {
+			return nil, err
+		}
+		return one(m, g.by(kind, float64(len(m.mark))))
 	case "Sequence":
 		var all []preTokenizer
 		err := sequence(raw, "pretokenizers", func(r json.RawMessage) error {
-			ps, err := parsePreTokenizer(r)
+			ps, err := parsePreTokenizer(r, g)
 			all = append(all, ps...)
 			return err
 		})
@@ -299,7 +324,7 @@ func parseTemplate(kind string, raw json.RawMessage) (before, after []int32, err
 	return before, after, nil
 }
 
-func parseDecoder(raw json.RawMessage) ([]decoder, error) {
+func parseDecoder(raw json.RawMessage, g *growth) ([]decoder, error) {
 	if isNull(raw) {
 		return []decoder{spacesDecoder{}}, nil
 	}
@@ -318,14 +343,14 @@ func parseDecoder(raw json.RawMessage) ([]decoder, error) {
 		m, err := parseMetaspace(kind, raw)
 		return []decoder{metaspaceDecoder{m.mark, m.scheme}}, err
 	case "Replace":
-		r, err := parseReplace(kind, raw)
+		r, err := parseReplace(kind, raw, g)
 		return []decoder{replaceDecoder(r)}, err
 	case "Strip":
 		return parseStripDecoder(kind, raw)
 	case "Sequence":
 		var all []decoder
 		err := sequence(raw, "decoders", func(r json.RawMessage) error {
-			ds, err := parseDecoder(r)
+			ds, err := parseDecoder(r, g)
 			all = append(all, ds...)
 			return err
 		})

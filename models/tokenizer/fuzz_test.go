@@ -91,6 +91,7 @@ func FuzzTokenizerJSON(f *testing.F) {
 	for _, file := range tinyFiles(f) {
 		f.Add([]byte(file))
 	}
+	shortenMatches(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var tok *Tokenizer
 		var err error
@@ -98,19 +99,28 @@ func FuzzTokenizerJSON(f *testing.F) {
 		if err != nil {
 			return
 		}
-		setTimeouts(tok)
 		exercise(t, tok, !strings.Contains(string(data), "Fallback"))
 	})
 }
 
-// setTimeouts ends expressions that backtrack without end.
-func setTimeouts(tok *Tokenizer) {
-	for _, pre := range tok.enc.(*pipeline).pre {
-		if m, ok := pre.(matched); ok {
-			if e, ok := m.pattern.(expression); ok {
-				e.re.MatchTimeout = 100 * time.Millisecond
-			}
-		}
+// shortenMatches ends what backtracks without end earlier.
+func shortenMatches(t testing.TB) {
+	was := matchTime
+	matchTime = 100 * time.Millisecond
+	t.Cleanup(func() { matchTime = was })
+}
+
+func TestBacktrackingEnds(t *testing.T) {
+	shortenMatches(t)
+	for name, component := range map[string]string{
+		"pre_tokenizer": `{"type":"Split","behavior":"Isolated","pattern":{"Regex":"(x+x+)+y"}}`,
+		"normalizer":    `{"type":"Replace","pattern":{"Regex":"(x+x+)+y"},"content":"z"}`,
+	} {
+		tok, err := FromJSON([]byte(`{"model":{"type":"BPE","vocab":{"x":0,"xx":1},"merges":["x x"]},"` + name + `":` + component + `}`))
+		require.NoError(t, err)
+		_, err = tok.Encode(strings.Repeat("x", 50), EncodeOptions{})
+		require.ErrorContains(t, err, "tokenizer: encode: ")
+		require.ErrorContains(t, err, "match timeout")
 	}
 }
 

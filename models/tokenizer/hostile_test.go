@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/text/unicode/norm"
 )
 
 // short is the i-th of many different texts without quotes, the shortest first.
@@ -126,4 +127,36 @@ func allMerges(n int) string {
 		}
 	}
 	return `{"model":{"type":"BPE","vocab":{` + strings.TrimSuffix(vocab.String(), ",") + `},"merges":[` + strings.TrimSuffix(merges.String(), ",") + `]}}`
+}
+
+func TestComponentsThatGrowAreRefused(t *testing.T) {
+	repeated := func(n int, component string) string { return strings.TrimSuffix(strings.Repeat(component+",", n), ",") }
+	doubles := `{"type":"Replace","pattern":{"String":"a"},"content":"aa"}`
+	for part, want := range map[string]string{
+		`"normalizer":{"type":"Sequence","normalizers":[` + repeated(40, doubles) + `]}`:                         "normalizer: Sequence: 10: Replace: with what is before it, it can make a text 2048 times as long: at most 1024 is supported",
+		`"normalizer":{"type":"Replace","pattern":{"Regex":"x*"},"content":"` + strings.Repeat("a", 2000) + `"}`: "normalizer: Replace: with what is before it, it can make a text 2001 times",
+		`"normalizer":{"type":"Sequence","normalizers":[` + repeated(40, `{"type":"ByteLevel"}`) + `]}`:          "normalizer: Sequence: 10: ByteLevel: ",
+		`"pre_tokenizer":{"type":"Sequence","pretokenizers":[` + repeated(40, `{"type":"ByteLevel"}`) + `]}`:     "pre_tokenizer: Sequence: 10: ByteLevel: ",
+		`"decoder":{"type":"Sequence","decoders":[` + repeated(40, doubles) + `]}`:                               "decoder: Sequence: 10: Replace: ",
+	} {
+		_, err := FromJSON([]byte(`{"model":{"type":"BPE","vocab":{"x":0,"a":1,"xa":2},"merges":["x a"]},` + part + `}`))
+		require.ErrorContains(t, err, "tokenizer.json: "+want)
+	}
+	_, err := parseCharsMap(append([]byte{4, 0, 0, 0, 0, 0, 0, 0}, strings.Repeat("a", 1025)...))
+	require.EqualError(t, err, "precompiled_charsmap: a replacement of 1025 bytes: at most 1024 are supported")
+}
+
+// TestTextsThatTookSquareTime: runs of marks out of order, many of them, and
+// white space that is an added token.
+func TestTextsThatTookSquareTime(t *testing.T) {
+	const n = 200000
+	above, below := "\u0301", "\u0323"
+	require.Equal(t, "x"+strings.Repeat(below, n)+strings.Repeat(above, n), plainForm(norm.NFD, "x"+strings.Repeat(above+below, n)))
+	run := "x" + strings.Repeat(above, 40)
+	require.Equal(t, strings.Repeat(run, n/10), plainForm(norm.NFC, strings.Repeat(run, n/10)))
+	tok, err := FromJSON([]byte(`{"model":{"type":"BPE","vocab":{"x":0,"a":1,"xa":2},"merges":["x a"]},"added_tokens":[{"id":3,"content":" ","lstrip":true,"rstrip":true}]}`))
+	require.NoError(t, err)
+	ids, err := tok.Encode(strings.Repeat(" ", 5*n), EncodeOptions{})
+	require.NoError(t, err)
+	require.Equal(t, int32(3), ids[0])
 }

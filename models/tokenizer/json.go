@@ -56,10 +56,11 @@ func (f *fileJSON) build() (*Tokenizer, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	if p.normalizer, err = parseNormalizer(f.Normalizer); err != nil {
+	encoding, decoding := growth(1), growth(1)
+	if p.normalizer, err = parseNormalizer(f.Normalizer, &encoding); err != nil {
 		return nil, fmt.Errorf("normalizer: %w", err)
 	}
-	if p.pre, err = parsePreTokenizer(f.PreTokenizer); err != nil {
+	if p.pre, err = parsePreTokenizer(f.PreTokenizer, &encoding); err != nil {
 		return nil, fmt.Errorf("pre_tokenizer: %w", err)
 	}
 	if err = f.buildModel(t, p); err != nil {
@@ -71,7 +72,7 @@ func (f *fileJSON) build() (*Tokenizer, error) {
 	if p.before, p.after, err = parsePostProcessor(f.PostProcessor); err != nil {
 		return nil, fmt.Errorf("post_processor: %w", err)
 	}
-	decoders, err := parseDecoder(f.Decoder)
+	decoders, err := parseDecoder(f.Decoder, &decoding)
 	if err != nil {
 		return nil, fmt.Errorf("decoder: %w", err)
 	}

@@ -3,6 +3,8 @@
 package tokenizer
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -64,26 +66,32 @@ const safeMarks = 30
 // plainForm is f without stream-safe additions: long runs of marks are
 // decomposed, ordered and composed here.
 func plainForm(f norm.Form, text string) string {
-	marks, start := 0, 0
-	for i, r := range text {
-		if r < utf8.RuneSelf {
+	var out strings.Builder
+	done, start, marks := 0, 0, 0 // start: of the marks, with the character they are on
+	for i := 0; i < len(text); {
+		if text[i] < utf8.RuneSelf {
 			marks, start = 0, i
+			i++
 			continue
 		}
+		r, size := utf8.DecodeRuneInString(text[i:])
 		p := f.PropertiesString(text[i:])
+		i += size
 		if p.CCC() == 0 && len(p.Decomposition()) == 0 && r != 0x200D {
-			marks, start = 0, i
+			marks, start = 0, i-size
 			continue
 		}
 		if marks += max(1, len(p.Decomposition())/2); marks > safeMarks {
-			end := i + runeSize(text[i:])
-			for end < len(text) && f.PropertiesString(text[end:]).CCC() != 0 {
-				end += runeSize(text[end:])
+			for i < len(text) && f.PropertiesString(text[i:]).CCC() != 0 {
+				i += runeSize(text[i:])
 			}
-			return f.String(text[:start]) + longRun(f, text[start:end]) + plainForm(f, text[end:])
+			out.WriteString(f.String(text[done:start]))
+			out.WriteString(longRun(f, text[start:i]))
+			done, start, marks = i, i, 0
 		}
 	}
-	return f.String(text)
+	out.WriteString(f.String(text[done:]))
+	return out.String()
 }
 
 // longRun normalizes one segment with more marks than norm.Form takes.
@@ -97,10 +105,13 @@ func longRun(f norm.Form, text string) string {
 		runes = append(runes, []rune(decomposed.String(string(r)))...)
 	}
 	class := func(r rune) uint8 { return norm.NFD.PropertiesString(string(r)).CCC() }
-	for i := 1; i < len(runes); i++ { // canonical order: stable by class between starters
-		for j := i; j > 0 && class(runes[j]) != 0 && class(runes[j-1]) > class(runes[j]); j-- {
-			runes[j], runes[j-1] = runes[j-1], runes[j]
+	for i := 0; i < len(runes); i++ { // canonical order: stable by class between starters
+		end := i
+		for end < len(runes) && class(runes[end]) != 0 {
+			end++
 		}
+		slices.SortStableFunc(runes[i:end], func(a, b rune) int { return cmp.Compare(class(a), class(b)) })
+		i = end
 	}
 	if f == norm.NFD || f == norm.NFKD {
 		return string(runes)

@@ -82,9 +82,12 @@ func openFolder(dir string) (*Tokenizer, error) {
 
 // otherKinds names the first tokenizer of another kind in a folder.
 func otherKinds(dir string) string {
+	list, _ := os.ReadDir(dir)
 	for _, pattern := range []string{"vocab.json", "vocab.txt", "tekken.json", "*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece.bpe.model"} {
-		if found, err := filepath.Glob(filepath.Join(dir, pattern)); err == nil && len(found) > 0 {
-			return filepath.Base(found[0])
+		for _, f := range list {
+			if ok, _ := filepath.Match(pattern, f.Name()); ok {
+				return f.Name()
+			}
 		}
 	}
 	return ""

@@ -6,6 +6,7 @@ package tokenizer
 import (
 	"fmt"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -102,8 +103,13 @@ func compile(pattern string) (expression, error) {
 	if err != nil {
 		return expression{}, fmt.Errorf("regular expression %q: %w", pattern, err)
 	}
+	re.MatchTimeout = matchTime
 	return expression{re}, nil
 }
+
+// matchTime is far above what a match takes: an expression that backtracks
+// without end is an error. Tests shorten it.
+var matchTime = 10 * time.Second
 
 func (e expression) matches(text string, yield func(start, end int) error) error {
 	runes := []rune(text)
