@@ -74,6 +74,11 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 			if !n.param.Type.Equal(n.typ) {
 				return nil, fmt.Errorf("graph: Native: parameter %s is stored as %s, the graph was built for %s: build it again", n.param.Name, n.param.Type, n.typ)
 			}
+			if n.param.State { // pages of a cache: little of them may ever be written to, but each state must fit
+				if err := CheckMemory("a state ("+n.param.Name+")", n.typ.Bytes()); err != nil {
+					return nil, fmt.Errorf("graph: Native: %w", err)
+				}
+			}
 		}
 	}
 	for _, s := range p.Steps {

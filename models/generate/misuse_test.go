@@ -48,6 +48,12 @@ func TestMisuseOfASessionIsAnError(t *testing.T) {
 	_, err = generate.Template(nil)
 	require.EqualError(t, err, "generate: Template: the model is missing (nil)")
 
+	long, err := models.New(models.Config{Type: "llama", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 1, HeadDim: 4, Context: 1 << 20, NormEps: 1e-6, RopeTheta: 1e4})
+	require.NoError(t, err)
+	require.NoError(t, long.Init(1))
+	_, err = generate.New(long, generate.Options{Requests: 1 << 16})
+	require.ErrorContains(t, err, "generate: graph: Native: a state (kv.0.k) of 1024.00GiB cannot be had: this machine has ")
+
 	s, err := generate.New(m, generate.Options{Context: 20})
 	require.NoError(t, err)
 	for _, n := range []*generate.Snapshot{nil, {}} {

@@ -138,14 +138,17 @@ func New(m Model, o Options) (*Session, error) {
 		}
 	}
 	s := &Session{model: m, opts: o, vocab: vocab, eos: eos, states: graph.NewParams(), steps: map[stepSize]*step{}}
+	// A step tells now what is wrong with the model, and whether the pages fit memory.
+	if _, err := s.step(1, 1, false); err != nil {
+		return nil, err
+	}
 	for p := range s.pages() {
 		s.free = append(s.free, int32(s.pages()-1-p))
 	}
 	for r := range o.Requests {
 		s.slots = append(s.slots, int32(o.Requests-1-r))
 	}
-	_, err := s.step(1, 1, false) // tells now what is wrong with the model
-	return s, err
+	return s, nil
 }
 
 func (s *Session) perRequest() int {
