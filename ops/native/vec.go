@@ -113,7 +113,9 @@ func expSubSum[T Float](y, x []T, m T) float64 {
 	if inAssembly[T]() {
 		full := n &^ 15
 		if full > 0 {
-			vecExpSubSum(&l, f32p(y), f32p(x), float32(m), full)
+			if sum := vecExpSubSum(&l, f32p(y), f32p(x), float32(m), full); full == n {
+				return sum
+			}
 		}
 		if full < n {
 			var b [16]T

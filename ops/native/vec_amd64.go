@@ -21,17 +21,16 @@ func vecExp(y, x *float32, n int) {
 }
 
 //go:noescape
-func expSubSumAVX512(l *lanes, y, x *float32, m float32, n int)
+func expSubSumAVX512(l *lanes, y, x *float32, m float32, n int) float64
 
 //go:noescape
-func expSubSumAVX2(l *lanes, y, x *float32, m float32, n int)
+func expSubSumAVX2(l *lanes, y, x *float32, m float32, n int) float64
 
-func vecExpSubSum(l *lanes, y, x *float32, m float32, n int) {
+func vecExpSubSum(l *lanes, y, x *float32, m float32, n int) float64 {
 	if gemmKernel >= avx512Kernel {
-		expSubSumAVX512(l, y, x, m, n)
-	} else {
-		expSubSumAVX2(l, y, x, m, n)
+		return expSubSumAVX512(l, y, x, m, n)
 	}
+	return expSubSumAVX2(l, y, x, m, n)
 }
 
 //go:noescape
@@ -187,14 +186,10 @@ func vecMax(x *float32, n int) float32 {
 	} else {
 		maxAVX2(&out, x, n)
 	}
-	m := out[0]
-	for i := range 16 {
-		if math.Float32bits(out[16+i]) > 0x7f800000 {
-			return float32(math.NaN())
-		}
-		m = max(m, out[i])
+	if math.Float32bits(out[16]) > 0x7f800000 {
+		return float32(math.NaN())
 	}
-	return m
+	return out[0]
 }
 
 //go:noescape

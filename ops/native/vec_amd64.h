@@ -5,11 +5,13 @@
 //	PAIR16(S)   S(offset, a, b) for the same with two accumulators each
 //	LANES16(S)  S(offset, acc) for the pieces of 16 floats that widen to one
 //	            vector of float64 each
+//	FOLD4       Y0 = lanes 0..3 + 8..11 + (4..7 + 12..15)
 //
-// Every loop takes 16 floats a turn; n is a positive multiple of 16. AX is the
-// byte offset of the turn, CX its end. Sums hold lane i of lanes in order in
-// V0, V1 (AVX-512) or V0..V3 (AVX2). Bounds: cache or memory, except the
-// exponential: 26 instructions for a vector, half of them on the two FMA ports.
+// Every loop takes 16 floats a turn, an exponential 64 while it can where EXP4 is
+// defined; n is a positive multiple of 16. AX is the byte offset of the turn, CX
+// its end. Sums hold lane i of lanes in order in V0, V1 (AVX-512) or V0..V3 (AVX2).
+// Bounds: cache or memory, except the exponential: 22 to 30 instructions for a
+// vector, nearly all of them on the two FMA ports.
 
 #define LOOP(n) \
 	SHLQ $2, n    \
@@ -37,9 +39,30 @@ TEXT FN_EXP(SB), NOSPLIT, $0-24
 	EXP(V0, V1, V2, V3)       \
 	VMOVUPS V0, off(DI)(AX*1)
 
+#ifdef EXP4
+	EXP4_CONSTANTS
+	SUBQ $192, CX
+
+exp4:
+	CMPQ AX, CX
+	JGE  exp1
+	LOAD4
+	EXP4
+	STORE4
+	ADDQ $256, AX
+	JMP  exp4
+
+exp1:
+	ADDQ $192, CX
+	CMPQ AX, CX
+	JGE  expended
+#endif
+
 exp:
 	EACH16(STEP_EXP)
 	NEXT(exp)
+
+expended:
 	VZEROUPPER
 	RET
 
@@ -48,8 +71,10 @@ exp:
 #define STEP_STORE_LANES(off, acc) \
 	VMOVUPS acc, 2*off(DX)
 
-// func expSubSum(l *lanes, y, x *float32, m float32, n int)
-TEXT FN_EXPSUBSUM(SB), NOSPLIT, $0-40
+// func expSubSum(l *lanes, y, x *float32, m float32, n int) float64
+//
+// The result is that of l.sum.
+TEXT FN_EXPSUBSUM(SB), NOSPLIT, $0-48
 	MOVQ l+0(FP), DX
 	MOVQ y+8(FP), DI
 	MOVQ x+16(FP), SI
@@ -68,18 +93,53 @@ TEXT FN_EXPSUBSUM(SB), NOSPLIT, $0-40
 	VCVTPS2PD off(DI)(AX*1), V5 \
 	VADDPD    V5, acc, acc
 
+#ifdef EXP4
+	EXP4_CONSTANTS
+	SUBQ $192, CX
+
+expsub4:
+	CMPQ AX, CX
+	JGE  expsub1
+	LOAD4
+	BY4(VSUBPS, Z8, Z2, Z3, Z4, Z5)
+	EXP4
+	STORE4
+	SUM8(0, Z0, Z6)
+	SUM8(32, Z1, Z7)
+	SUM8(64, Z0, Z9)
+	SUM8(96, Z1, Z10)
+	SUM8(128, Z0, Z11)
+	SUM8(160, Z1, Z12)
+	SUM8(192, Z0, Z13)
+	SUM8(224, Z1, Z14)
+	ADDQ $256, AX
+	JMP  expsub4
+
+expsub1:
+	ADDQ $192, CX
+	CMPQ AX, CX
+	JGE  expsubbed
+#endif
+
 expsub:
 	EACH16(STEP_EXPSUB)
 	LANES16(STEP_SUM)
 	NEXT(expsub)
+
+expsubbed:
 	LANES16(STEP_STORE_LANES)
+	FOLD4
+	VEXTRACTF128 $1, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDSD       X1, X0, X0
+	VMOVSD       X0, ret+40(FP)
 	VZEROUPPER
 	RET
 
 // func max(out *[32]float32, x *float32, n int)
 //
-// out gets the maximum of each of 16 lanes and then the largest |bits| of each,
-// which tells a NaN.
+// out[0] is the maximum, out[16] the largest |bits|, which tell a NaN.
 TEXT FN_MAX(SB), NOSPLIT, $0-24
 	MOVQ out+0(FP), DX
 	MOVQ x+8(FP), SI
@@ -106,6 +166,26 @@ max:
 	PAIR16(STEP_MAX)
 	NEXT(max)
 	PAIR16(STEP_MAX1)
+	VMOVUPS    (DX), X0
+	VMOVUPS    64(DX), X1
+	VMOVUPS    16(DX), X2
+	VMOVUPS    80(DX), X3
+	VMAXPS     32(DX), X0, X0
+	VPMAXSD    96(DX), X1, X1
+	VMAXPS     48(DX), X2, X2
+	VPMAXSD    112(DX), X3, X3
+	VMAXPS     X2, X0, X0
+	VPMAXSD    X3, X1, X1
+	VPERMILPS  $0x4e, X0, X2
+	VPSHUFD    $0x4e, X1, X3
+	VMAXPS     X2, X0, X0
+	VPMAXSD    X3, X1, X1
+	VPERMILPS  $0xb1, X0, X2
+	VPSHUFD    $0xb1, X1, X3
+	VMAXPS     X2, X0, X0
+	VPMAXSD    X3, X1, X1
+	VMOVUPS    X0, (DX)
+	VMOVUPS    X1, 64(DX)
 	VZEROUPPER
 	RET
 

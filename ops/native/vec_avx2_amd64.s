@@ -33,6 +33,11 @@
 	S(32, V2) \
 	S(48, V3)
 
+#define FOLD4 \
+	VADDPD V2, V0, V0 \
+	VADDPD V3, V1, V1 \
+	VADDPD V1, V0, V0
+
 #define FN_EXP ·expAVX2
 #define FN_EXPSUBSUM ·expSubSumAVX2
 #define FN_MAX ·maxAVX2

@@ -88,7 +88,7 @@ func TestVectorPiecesEqualThePortableForm(t *testing.T) {
 				requireGuard(t, y)
 			}
 			m := maxOf(a)
-			return append(out, []float32{float32(s), m, float32(sumMul(a, b)), float32(sumMul3(a, b, c))})
+			return append(out, []float32{float32(s), float32(s - float64(float32(s))), m, float32(sumMul(a, b)), float32(sumMul3(a, b, c))})
 		}
 		want := run(portableKernel)
 		for k := avx2Kernel; k <= best; k++ {
