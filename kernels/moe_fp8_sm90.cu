@@ -115,9 +115,9 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
             }
           amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
           amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
-          const float step = fp8_step<false>(amax, 0);
+          const float step = step_of<false>(amax, 0);
           if (r < end && t == 0) p.y_steps[(long)r * blocks + column / 128] = step;
-          const Divisor by(step);
+          const Divisor<float> by(step);
 #pragma unroll
           for (int j = 0; j < 2; j++) {  // 64 columns: a lane's words are 2 columns of each 8, and of the next 8
             uint32_t v[4];
@@ -166,8 +166,8 @@ template <class T> __device__ __forceinline__ void permute(uint8_t* y, float* st
       v[j] = to_float(x[t * d + b * 128 + lane * 4 + j]);
       amax = fmaxf(amax, fabsf(v[j]));
     }
-    const float step = fp8_step<false>(warp_max(amax), 0);
-    const uint32_t codes = fp8_quad<false>(v, Divisor(step));
+    const float step = step_of<false>(warp_max(amax), 0);
+    const uint32_t codes = fp8_quad<false>(v, Divisor<float>(step));
     for (int c = 0; c < top_k; c++) {
       const long at = position[t * top_k + c];
       if (at < 0) continue;

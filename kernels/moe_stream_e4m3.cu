@@ -143,8 +143,8 @@ template <class T> __device__ __forceinline__ void codes(uint8_t* y, float* step
       amax = fmaxf(amax, fabsf(v[j]));
     }
   }
-  const float step = fp8_step<false>(warp_max(amax), 0);
-  if (c < k) *(uint32_t*)(y + at) = fp8_quad<false>(v, Divisor(step));
+  const float step = step_of<false>(warp_max(amax), 0);
+  if (c < k) *(uint32_t*)(y + at) = fp8_quad<false>(v, Divisor<float>(step));
   if (lane == 0) steps[i] = step;
 }
 #define BODY(...) stream<__VA_ARGS__>(p)

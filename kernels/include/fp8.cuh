@@ -5,18 +5,20 @@
 #pragma once
 #include "element.cuh"
 
-// Division by a step that many elements share. With r = 1/step rounded, two corrections of x r give the correctly rounded
-// quotient (Markstein 1990) while no intermediate leaves the normal range; other steps are for plain division. Infinite x
-// and quotients become NaN.
-struct Divisor {
-  float step, reciprocal;
-  bool plain;
-  __device__ __forceinline__ explicit Divisor(float s) : step(s), reciprocal(__frcp_rn(s)), plain(!(s >= 0x1p-60f && s <= 0x1p60f)) {}
+// Division by a step that many elements share. With r = 1/step rounded, one correction of x r gives the rounded quotient of every x
+// of up to 11 bits, two that of every float (Markstein 1990), while nothing leaves the normal range; a zero keeps its sign. Magnitudes
+// below the limit, which is 0 for steps at the ends of the range, are ordinary; infinite x and quotients become NaN.
+template <class T> struct Divisor {
+  float step, reciprocal, limit;
+  __device__ __forceinline__ explicit Divisor(float s) : step(s), reciprocal(__frcp_rn(s)) {
+    limit = s >= 0x1p-60f && s <= 0x1p60f ? 0x1p127f * fminf(s, 2.f) : 0.f;
+  }
+  __device__ __forceinline__ bool ordinary(float largest) const { return largest < limit; }
   __device__ __forceinline__ float divide(float x) const {
     float q = __fmul_rn(x, reciprocal);
-    q = __fmaf_rn(__fmaf_rn(-q, step, x), reciprocal, q);
-    q = __fmaf_rn(__fmaf_rn(-q, step, x), reciprocal, q);
-    return __uint_as_float((__float_as_uint(q) & 0x7fffffff) | (__float_as_uint(x) & 0x80000000));  // -0 stays -0
+    q = __fmaf_rn(-__fmaf_rn(q, step, -x), reciprocal, q);
+    if (sizeof(T) == 4) q = __fmaf_rn(-__fmaf_rn(q, step, -x), reciprocal, q);
+    return q;
   }
 };
 
@@ -69,16 +71,22 @@ template <bool E5M2> __device__ __noinline__ uint32_t fp8_quad_any(float a, floa
   for (int i = 0; i < 4; i++) codes |= (x[i] != x[i] ? fp8_nan<E5M2>(x[i]) : fp8_code<E5M2>(__fdiv_rn(x[i], step))) << (8 * i);
   return codes;
 }
-template <bool E5M2> __device__ __forceinline__ uint32_t fp8_quad(const float* x, const Divisor& d) {
+template <bool E5M2> __device__ __forceinline__ uint32_t fp8_quad(const float* x, const Divisor<float>& d) {
   const uint32_t codes = fp8_pair<E5M2>(d.divide(x[0]), d.divide(x[1])) | fp8_pair<E5M2>(d.divide(x[2]), d.divide(x[3])) << 16;
-  return d.plain || fp8_has_nan<E5M2>(codes) ? fp8_quad_any<E5M2>(x[0], x[1], x[2], x[3], d.step) : codes;
+  return d.limit == 0.f || fp8_has_nan<E5M2>(codes) ? fp8_quad_any<E5M2>(x[0], x[1], x[2], x[3], d.step) : codes;
 }
 
-// The value of amax / max * 2^margin as native.FP8Step gives it; 1 where amax is 0, infinite or NaN.
-template <bool E5M2> __device__ __forceinline__ float fp8_step(float amax, int margin) {
+// amax / max * 2^margin with native.FP8Step's bits, 1 where amax is 0, infinite or NaN. A quotient by 7 lies far from the middle of
+// two floats, so one correction gives it; with a margin small ones are scaled up first.
+template <bool E5M2> __device__ __forceinline__ float step_of(float amax, int margin) {
   if (!(amax > 0.f) || amax == __uint_as_float(0x7f800000)) return 1.f;
-  const double s = scalbn((double)amax / (double)Fp8<E5M2>::MAX, margin);
-  return (float)fmin(fmax(s, 0x1p-126), (double)3.402823466e38f);
+  const bool tiny = margin && amax < 0x1p-60f;
+  if (tiny) amax *= 0x1p64f;
+  constexpr float MOST = Fp8<E5M2>::MAX, PART = 1.f / MOST;
+  float q = __fmul_rn(amax, PART);
+  q = __fmaf_rn(-__fmaf_rn(q, MOST, -amax), PART, q);
+  if (margin) q = scalbnf(q, margin - (tiny ? 64 : 0));
+  return fminf(fmaxf(q, 0x1p-126f), 3.402823466e38f);
 }
 
 #if __CUDA_ARCH__ >= 890

@@ -1,8 +1,9 @@
 // The activations of gated linear units, in f32.
 #pragma once
+#include "epilogue.cuh"
 
 struct Silu {
-  static __device__ __forceinline__ float of(float x) { return x / (1.f + __expf(-x)); }
+  static __device__ __forceinline__ float of(float x) { return silu(x); }
 };
 struct GeluTanh {
   static __device__ __forceinline__ float of(float x) {

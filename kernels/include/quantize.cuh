@@ -138,40 +138,16 @@ template <class T, bool E5M2> __device__ __forceinline__ uint2 encode_any(const 
   return make_uint2((uint32_t)codes, (uint32_t)(codes >> 32));
 }
 
-// Codes by a step. With r = 1/step rounded, one correction of x r gives the rounded quotient of every x of up to 11 bits, two that
-// of every float (Markstein 1990), while nothing leaves the normal range; a zero keeps its sign.
-template <class T, bool E5M2> struct Coder {
-  float step, reciprocal, limit;  // magnitudes below the limit are ordinary
-  __device__ __forceinline__ explicit Coder(float s) : step(s), reciprocal(__frcp_rn(s)) {
-    limit = s >= 0x1p-60f && s <= 0x1p60f ? 0x1p127f * fminf(s, 2.f) : 0.f;
-  }
-  __device__ __forceinline__ bool ordinary(float largest) const { return largest < limit; }
-  __device__ __forceinline__ float divide(float x) const {
-    float q = __fmul_rn(x, reciprocal);
-    q = __fmaf_rn(-__fmaf_rn(q, step, -x), reciprocal, q);
-    if (sizeof(T) == 4) q = __fmaf_rn(-__fmaf_rn(q, step, -x), reciprocal, q);
-    return q;
-  }
+// Codes by a step.
+template <class T, bool E5M2> struct Coder : Divisor<T> {
+  using Divisor<T>::Divisor;
   __device__ __forceinline__ uint2 encode(const Eight<T>& e) const {
     uint32_t pair[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const float2 v = two(e, j);
-      pair[j] = fp8_pair<E5M2>(divide(v.x), divide(v.y));
+      pair[j] = fp8_pair<E5M2>(this->divide(v.x), this->divide(v.y));
     }
     return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
   }
 };
-
-// amax / max * 2^margin with native.FP8Step's bits, 1 where amax is 0, infinite or NaN. A quotient by 7 lies far from the middle of
-// two floats, so one correction gives it; with a margin small ones are scaled up first.
-template <bool E5M2> __device__ __forceinline__ float step_of(float amax, int margin) {
-  if (!(amax > 0.f) || amax == __uint_as_float(0x7f800000)) return 1.f;
-  const bool tiny = margin && amax < 0x1p-60f;
-  if (tiny) amax *= 0x1p64f;
-  constexpr float MOST = Fp8<E5M2>::MAX, PART = 1.f / MOST;
-  float q = __fmul_rn(amax, PART);
-  q = __fmaf_rn(-__fmaf_rn(q, MOST, -amax), PART, q);
-  if (margin) q = scalbnf(q, margin - (tiny ? 64 : 0));
-  return fminf(fmaxf(q, 0x1p-126f), 3.402823466e38f);
-}

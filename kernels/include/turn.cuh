@@ -16,26 +16,25 @@ struct CodeTile {
 
   // To y[cols, stride] from row c0 and column r0 of it, by THREADS threads of a block that have met.
   template <int THREADS> __device__ __forceinline__ void leave(uint8_t* y, long stride, long r0, long c0, long rows, long cols) const {
-    const int lane = threadIdx.x % 32;
+    if (stride % 4 || r0 + 128 > rows || c0 + 128 > cols) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < 128 * 128; i += THREADS) {
+        const int r = i % 128, c = i / 128;
+        if (r0 + r < rows && c0 + c < cols) y[(c0 + c) * stride + r0 + r] = words[r * 32 + (c / 4 ^ r / 4)] >> (c % 4 * 8);
+      }
+      return;
+    }
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32;
+    uint8_t* to = y + (c0 + first * 4) * stride + r0 + lane * 4;
 #pragma unroll
-    for (int i = 0; i < 1024 / THREADS; i++) {
-      const int word = threadIdx.x / 32 + i * (THREADS / 32);
+    for (int i = 0; i < 1024 / THREADS; i++, to += (THREADS / 32 - 1) * 4 * stride) {
+      const int word = first + i * (THREADS / 32);
       uint32_t q[4];
 #pragma unroll
       for (int j = 0; j < 4; j++) q[j] = words[(lane * 4 + j) * 32 + (word ^ lane)];
       turn4(q);
-      const long r = r0 + lane * 4;
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const long c = c0 + word * 4 + j;
-        if (c >= cols || r >= rows) continue;
-        uint8_t* to = y + c * stride + r;
-        if (stride % 4 == 0 && r + 4 <= rows) {
-          *(uint32_t*)to = q[j];
-        } else {
-          for (int k = 0; k < 4 && r + k < rows; k++) to[k] = q[j] >> (k * 8);
-        }
-      }
+      for (int j = 0; j < 4; j++, to += stride) *(uint32_t*)to = q[j];
     }
   }
 };
