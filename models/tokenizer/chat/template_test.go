@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nikolalohinski/gonja/v2/exec"
 	"github.com/stretchr/testify/require"
 
 	"github.com/seafan/seafan/models/tokenizer"
@@ -196,7 +197,7 @@ func TestTemplatesThatTakeTooMuch(t *testing.T) {
 		"{{ lipsum(100000000) }}":                                    "lipsum",
 		"{% filter center(10000000000) %}x{% endfilter %}":           "center: a value of more than",
 		// Rounds.
-		"{% for i in range(99999) %}{% for j in range(99999) %}" + repeat("x", 1<<19) + "{% endfor %}{% endfor %}": "more than",
+		"{% set x = 'x' * 4000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}": "more than",
 		// Ways around the bounds.
 		"{% set bound_keep = range %}":             "the name bound_keep is reserved",
 		"{% macro bound_print(x) %}{% endmacro %}": "the name bound_print is reserved",
@@ -206,6 +207,18 @@ func TestTemplatesThatTakeTooMuch(t *testing.T) {
 		_, err := rendered(source)
 		require.ErrorContains(t, err, part, "%.80q", source)
 	}
+	b := newBudget()
+	round := &exec.VarArgs{Args: []*exec.Value{exec.AsValue(maxWork / 2)}}
+	for i, want := range []string{"", "", "more than 268435456 bytes of text and values"} {
+		_, err := b.round(round)
+		require.Equal(t, want != "", err != nil, i)
+		if err != nil {
+			require.EqualError(t, err, want)
+		}
+	}
+	b.bytes, b.end = maxWork, time.Now()
+	_, err := b.round(round)
+	require.EqualError(t, err, "not done after 10s")
 }
 
 func TestProducts(t *testing.T) {
