@@ -57,6 +57,38 @@ func TestExp(t *testing.T) {
 	})
 }
 
+// The sigmoid and x times it hold their relative error over all of float32; below 2^-121 a result may be 0.
+func TestSigmoidAndSiLU(t *testing.T) {
+	eachKernel(t, func(t *testing.T) {
+		var x []float32
+		for b := uint64(0); b < 0x7f800000; b += 4093 { // magnitudes from 0 to the largest
+			x = append(x, math.Float32frombits(uint32(b)), -math.Float32frombits(uint32(b)))
+		}
+		y, s, ones := make([]float32, len(x)), make([]float32, len(x)), make([]float32, len(x))
+		for i := range ones {
+			ones[i] = 1
+		}
+		SwiGLU(y, x, ones, len(x))
+		KDABeta(s, x, len(x), 1)
+		for name, of := range map[string]struct {
+			got  []float32
+			want func(x float64) float64
+		}{"sigmoid": {s, func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }}, "silu": {y, func(x float64) float64 { return x / (1 + math.Exp(-x)) }}} {
+			worst, at := 0., 0.
+			for i, v := range of.got {
+				want := of.want(float64(x[i]))
+				if math.Abs(want) < 0x1p-121 {
+					require.InDeltaf(t, want, float64(v), 0x1p-121, "%s(%v)", name, x[i])
+				} else if e := math.Abs(float64(v)-want) / math.Abs(want); !(e <= worst) {
+					worst, at = e, float64(x[i])
+				}
+			}
+			t.Logf("%s: worst relative error %.3g at %v", name, worst, at)
+			require.LessOrEqual(t, worst, 2e-7, name) // measured 1.45e-7
+		}
+	})
+}
+
 // Every vector piece has the bits of its portable form at every length, and
 // writes nothing beyond it.
 func TestVectorPiecesEqualThePortableForm(t *testing.T) {
