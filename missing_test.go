@@ -16,6 +16,7 @@ import (
 	"github.com/seafan/seafan/models/tokenizer"
 	"github.com/seafan/seafan/models/tokenizer/chat"
 	"github.com/seafan/seafan/models/train"
+	"github.com/seafan/seafan/ops"
 )
 
 // TestMissingReceiversAreErrors calls every method that can give an error on a nil
@@ -55,9 +56,20 @@ func TestMissingReceiversAreErrors(t *testing.T) {
 		}
 		require.NotZero(t, called, typ)
 	}
-	for i, f := range []any{models.Open, train.ReplaceFile, train.New, generate.New, autocast.FP8} {
-		results := call(reflect.ValueOf(f))
-		require.False(t, results[len(results)-1].IsNil(), "function %d gave no error", i)
+	for i, f := range []any{
+		graph.Recompute, graph.Rewrite, graph.RewriteInto, graph.RewriteOutputs, graph.Verify, ops.Share, ops.NewRotaryTable,
+		ops.NewFusedDecode, ops.NewKDAWeights, ops.NewKDAState,
+		autocast.FP8, autocast.BF16, autocast.Compare, autocast.FP8Inference, autocast.NewCalibrator, autocast.ParseCalibration, autocast.StoreFP8,
+		models.ReadConfig, models.ParseConfig, models.KimiLinear, models.Load, models.AdapterBase, models.Open, models.Tokenizer, models.Pack,
+		models.TokenizerFiles, models.New, checkpoint.Open, checkpoint.OpenReaderAt, checkpoint.WriteDir, checkpoint.Save,
+		checkpoint.Read[float32], generate.New, generate.Template, tokenizer.FromGGUF, tokenizer.FromJSON, tokenizer.Open,
+		tokenizer.FromSentencePiece, tokenizer.Train, chat.Open, train.Latest, train.NewDocuments, train.NewWindows, train.Open, train.New,
+		train.ReplaceFile,
+	} {
+		require.NotPanics(t, func() {
+			results := call(reflect.ValueOf(f))
+			require.False(t, results[len(results)-1].IsNil(), "function %d gave no error", i)
+		}, i)
 	}
 }
 

@@ -308,6 +308,8 @@ func TestWindowsRefuse(t *testing.T) {
 	ok := WindowOptions{Context: 4, Order: Random, Validation: 0.1}
 	for want, o := range map[string]WindowOptions{
 		"train: option context: must be at least 1, got 0":                                                           {Order: Random},
+		"train: option context: must be below 2^31, got 9223372036854775807":                                         {Order: Random, Context: math.MaxInt},
+		": is too short: a context of 2147483647 needs at least 2147483648 training tokens, there are ":              {Order: Random, Context: math.MaxInt32},
 		"train: option order: must be random or epochs, got ":                                                        {Context: 1},
 		"train: option validation: must be a fraction in [0,1), got 1":                                               {Context: 1, Order: Random, Validation: 1},
 		"train: option validation: must be a fraction in [0,1), got NaN":                                             {Context: 1, Order: Random, Validation: math.NaN()},

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 )
 
@@ -85,8 +86,12 @@ func NewWindows(tokens *Tokens, vocab int, o WindowOptions) (*Windows, error) {
 		return nil, &OptionError{field, need, fmt.Sprint(got)}
 	}
 	switch {
+	case tokens == nil:
+		return nil, errNoTokens
 	case o.Context < 1:
 		return fail("context", "at least 1", o.Context)
+	case o.Context > math.MaxInt32:
+		return fail("context", "below 2^31", o.Context)
 	case o.Order != Random && o.Order != Epochs:
 		return fail("order", "random or epochs", o.Order)
 	case !(o.Validation >= 0 && o.Validation < 1):
@@ -95,7 +100,7 @@ func NewWindows(tokens *Tokens, vocab int, o WindowOptions) (*Windows, error) {
 		return fail("vocab", "at least 1", vocab)
 	}
 	n := tokens.Len()
-	w := &Windows{tokens: tokens, o: o, vocab: vocab, train: int64(float64(n) * (1 - o.Validation)), row: make([]int32, o.Context+1)}
+	w := &Windows{tokens: tokens, o: o, vocab: vocab, train: int64(float64(n) * (1 - o.Validation))}
 	if w.train <= int64(o.Context) {
 		return nil, fmt.Errorf("%s: is too short: a context of %d needs at least %d training tokens, there are %d (of %d, %g held out)", tokens.name(), o.Context, o.Context+1, w.train, n, o.Validation)
 	}
@@ -105,6 +110,7 @@ func NewWindows(tokens *Tokens, vocab int, o WindowOptions) (*Windows, error) {
 			return nil, fmt.Errorf("%s: the held-out part is too short: a context of %d needs at least %d tokens, there are %d (%g of %d)", tokens.name(), o.Context, o.Context+1, rest, o.Validation, n)
 		}
 	}
+	w.row = make([]int32, o.Context+1)
 	return w, w.scan()
 }
 
