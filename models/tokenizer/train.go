@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -30,6 +31,9 @@ func Train(texts iter.Seq[string], o TrainOptions) ([]byte, error) {
 	if least := 256 + len(o.Special) + 1; o.VocabSize < least {
 		return nil, fmt.Errorf("tokenizer: train: vocabulary: required at least %d (256 bytes, %d special tokens and one merge), got %d",
 			least, len(o.Special), o.VocabSize)
+	}
+	if texts == nil {
+		return nil, errors.New("tokenizer: train: the texts are missing (nil)")
 	}
 	for i, token := range o.Special {
 		if token == "" || slices.Contains(o.Special[:i], token) {

@@ -243,3 +243,17 @@ func TestSums(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "empty")))
 	require.ErrorContains(t, s.check(dir), "a file of the checkpoint must be readable: open "+filepath.Join(dir, "empty"))
 }
+
+// TestCurvesOfAnyLosses: the marks of the axes took for ever where a number and
+// the next mark were one float64.
+func TestCurvesOfAnyLosses(t *testing.T) {
+	for _, loss := range []string{"0", "1", "1e17", "1.7976931348623157e308", "-1e308", "5e-324"} {
+		for _, step := range []string{"1", "9223372036854775807"} {
+			dir := t.TempDir()
+			line := `{"step":` + step + `,"loss":` + loss + `,"val_loss":` + loss + "}\n"
+			write(t, filepath.Join(dir, metricsName), []byte(line+line))
+			require.NoError(t, WriteLosses(dir))
+			require.FileExists(t, filepath.Join(dir, curveName))
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"image/color"
 	"io"
 	"io/fs"
+	"math"
 	"path/filepath"
 	"strconv"
 
@@ -85,6 +86,18 @@ func halved(xy plotter.XYs) plotter.XYs {
 
 func number(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
+// widen leaves room on an axis for the marks, which are set at steps that must be
+// more than the roundings of its numbers.
+func widen(a *plot.Axis) {
+	a.Min, a.Max = min(max(a.Min, -maxDrawn), maxDrawn), max(-maxDrawn, min(a.Max, maxDrawn))
+	if least := 1e-6 * max(1, math.Abs(a.Min), math.Abs(a.Max)); a.Max-a.Min < least {
+		a.Min, a.Max = a.Min-least, a.Max+least
+	}
+}
+
+// maxDrawn is where a picture ends: no axis is as long as the float64 numbers.
+const maxDrawn = 1e100
+
 func drawLosses(w io.Writer, train, val plotter.XYs) error {
 	p := plot.New()
 	p.X.Label.Text, p.Y.Label.Text = "step", "loss (nats a token)"
@@ -108,6 +121,8 @@ func drawLosses(w io.Writer, train, val plotter.XYs) error {
 		p.Add(line, points)
 		p.Legend.Add("held out", line, points)
 	}
+	widen(&p.X)
+	widen(&p.Y)
 	out, err := p.WriterTo(6*vg.Inch, 4*vg.Inch, "png")
 	if err != nil {
 		return err
