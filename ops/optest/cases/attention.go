@@ -102,7 +102,7 @@ func attentionCases() []Case {
 	list["sinks"] = w
 	w = causal(plain)
 	w.KVLen = []int32{3, 0}
-	list["kv_len"] = w
+	list["A09, kv_len"] = w
 	w.Sinks = []float64{0.5, -1}
 	list["kv_len and sinks"] = w
 	for _, shape := range [][]int{{2, 5}, {2, 5, 5}, {2, 1, 5}, {2, 2, 5, 5}, {2, 1, 1, 5}, {2, 2, 1, 5}} {
@@ -144,48 +144,52 @@ func raggedCases() []Case {
 		"no keys":           {[]int32{0, 3, 20}, []int32{0, 0, 17}},
 	} {
 		for _, sinks := range []bool{false, true} {
-			b := len(c.q) - 1
-			a := optest.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 8, Causal: true}
-			ints := func(name string, v []int32) Input { return Input{Name: name, Shape: []int{len(v)}, I: v} }
-			in := []Input{Normal("q", int(c.q[b]), 4, 16), Normal("k", int(c.k[b]), 2, 16), Normal("v", int(c.k[b]), 2, 8)}
-			if sinks {
-				in = append(in, Normal("sinks", 4))
-			}
-			in = append(in, ints("qo_indptr", c.q), ints("kv_indptr", c.k))
-			at := func(in []Input) optest.Ragged {
-				o := optest.Ragged{Attention: a, QO: c.q, KV: c.k}
-				if sinks {
-					o.Sinks = in[3].F
-				}
-				return o
-			}
-			cs = append(cs, Case{Op: "attention", Name: fmt.Sprint("packed, ", name, ", sinks ", sinks), In: in,
-				Build: func(in []*graph.Node) []*graph.Node {
-					o := ops.AttentionOptions{Causal: true, QOIndptr: in[len(in)-2], KVIndptr: in[len(in)-1]}
-					if sinks {
-						o.Sinks = in[3]
-					}
-					out, lse := ops.AttentionLSE(in[0], in[1], in[2], o)
-					return []*graph.Node{out, lse}
-				},
-				Oracle: func(in []Input) [][]float64 {
-					out, lse := at(in).Forward(in[0].F, in[1].F, in[2].F)
-					return [][]float64{out, lse}
-				},
-				Grad: func(in []Input, d [][]float64) [][]float64 {
-					dq, dk, dv, ds := at(in).Backward(in[0].F, in[1].F, in[2].F, d[0], d[1])
-					grads := make([][]float64, len(in))
-					copy(grads, [][]float64{dq, dk, dv})
-					if sinks {
-						grads[3] = ds
-					}
-					return grads
-				},
-				C: 8, CGrad: 16,
-			})
+			cs = append(cs, raggedCase(fmt.Sprint("packed, ", name, ", sinks ", sinks), optest.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 8, Causal: true}, c.q, c.k, sinks))
 		}
 	}
 	return cs
+}
+
+// raggedCase is attention of packed sequences that end at qo and kv.
+func raggedCase(name string, a optest.Attention, qo, kv []int32, sinks bool) Case {
+	b := len(qo) - 1
+	ints := func(name string, v []int32) Input { return Input{Name: name, Shape: []int{len(v)}, I: v} }
+	in := []Input{Normal("q", int(qo[b]), a.Hq, a.D), Normal("k", int(kv[b]), a.Hkv, a.D), Normal("v", int(kv[b]), a.Hkv, a.Dv)}
+	if sinks {
+		in = append(in, Normal("sinks", a.Hq))
+	}
+	in = append(in, ints("qo_indptr", qo), ints("kv_indptr", kv))
+	at := func(in []Input) optest.Ragged {
+		o := optest.Ragged{Attention: a, QO: qo, KV: kv}
+		if sinks {
+			o.Sinks = in[3].F
+		}
+		return o
+	}
+	return Case{Op: "attention", Name: name, In: in,
+		Build: func(in []*graph.Node) []*graph.Node {
+			o := ops.AttentionOptions{Causal: true, QOIndptr: in[len(in)-2], KVIndptr: in[len(in)-1]}
+			if sinks {
+				o.Sinks = in[3]
+			}
+			out, lse := ops.AttentionLSE(in[0], in[1], in[2], o)
+			return []*graph.Node{out, lse}
+		},
+		Oracle: func(in []Input) [][]float64 {
+			out, lse := at(in).Forward(in[0].F, in[1].F, in[2].F)
+			return [][]float64{out, lse}
+		},
+		Grad: func(in []Input, d [][]float64) [][]float64 {
+			dq, dk, dv, ds := at(in).Backward(in[0].F, in[1].F, in[2].F, d[0], d[1])
+			grads := make([][]float64, len(in))
+			copy(grads, [][]float64{dq, dk, dv})
+			if sinks {
+				grads[3] = ds
+			}
+			return grads
+		},
+		C: 8, CGrad: 16,
+	}
 }
 
 func mergeCases() []Case {

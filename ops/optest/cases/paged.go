@@ -68,7 +68,11 @@ func pagedCases() []Case {
 	cs := []Case{pagedCase("latents", 16, 0, 4, 1, 576, 512)}
 	for _, size := range []int{1, 4, 16, 256} {
 		for _, window := range []int{0, 5} {
-			cs = append(cs, pagedCase("heads", size, window, 6, 2, 16, 24))
+			name := "heads"
+			if size == 4 {
+				name = "A10, heads"
+			}
+			cs = append(cs, pagedCase(name, size, window, 6, 2, 16, 24))
 		}
 	}
 	return cs
