@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -278,6 +279,20 @@ func TestDeviceAttentionRagged(t *testing.T) {
 					}
 					near(t, dt, 2, want, have)
 					near(t, F32, 60, wantLSE, haveLSE)
+					first := b.raw(a.Out, len(q)*dt.Size())
+					b.runOn(portable, a)
+					require.True(t, bytes.Equal(first, b.raw(a.Out, len(q)*dt.Size())), "a second run has other bits")
+					// The last request alone, with its part of the page table.
+					last, row := len(c.q)-1, c.hq*c.d*dt.Size()
+					n, page := c.q[last], p.indptr[last]
+					one := a
+					one.Q, one.Out, one.LSE = a.Q.At(int64(int(indptr[last])*row)), b.out(dt, n*c.hq*c.d), Pointer{}
+					batch, index, err = WorkMap([]int32{0, int32(n)}, a.TileRows(gpu))
+					require.NoError(t, err)
+					one.Ragged = &Ragged{Pages: Pages{PageSize: c.page, Indptr: b.ints(0, p.indptr[last+1]-page), Indices: b.ints(append(p.indices[page:], 0)...), LastPageLen: b.ints(p.last[last])}, Tokens: n, PoolTokens: p.pages * c.page,
+						QoIndptr: b.ints(0, n), TileBatch: b.ints(wide(batch)...), TileIndex: b.ints(wide(index)...), Tiles: len(batch)}
+					b.runOn(portable, one)
+					require.True(t, bytes.Equal(first[int(indptr[last])*row:], b.raw(one.Out, n*row)), "alone it has other bits than in the batch")
 				})
 			}
 		}
