@@ -68,6 +68,9 @@ func (a AttentionDecode) shared() int {
 	return stages*4*2*16*line + 4*rows*(d+4)*4 + (3*a.B+2)*4
 }
 
+// fits says whether the GPU gives a block that much.
+func (a AttentionDecode) fits(gpu Target) bool { return a.shared() <= gpu.MaxShared }
+
 func (a AttentionDecode) shape() (tiles, rows, splits int) {
 	group := a.Hq / max(1, a.Hk)
 	return ceilDiv(group, 8), min(group, 8), max(16, ceilDiv(a.MaxLength, 1024))

@@ -1,14 +1,19 @@
 package cuda
 
 import (
+	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops/optest/cases"
 )
 
 // The golden checkpoints have heads of 8 to 24: the attention, rotation and cache of each have kernels in every type.
@@ -40,4 +45,34 @@ func TestExecutorCoversGoldenAttention(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Every case of the tables becomes a program for every GPU in every type. The golden file says for which ops some run natively:
+// linears of rows that are no multiple of 8 numbers, and FP8 where a GPU or a layout has no kernel or an operand is no weight.
+func TestExecutorLowersEveryCase(t *testing.T) {
+	all, native := map[string]int{}, map[string]int{}
+	for _, c := range cases.All() {
+		if c.Err != "" || !Supports(c.Op) {
+			continue
+		}
+		c.Forward(t, dtype.Float32, func(plan *graph.Plan, feeds graph.Feeds) ([]graph.Tensor, error) {
+			for name, gpu := range targets {
+				for _, dt := range []DType{F32, BF16, F16} {
+					p, err := lower(plan, gpu, dt, false, nil)
+					require.NoError(t, err, "%s %s on %s in %v", c.Op, c.Name, name, dt)
+					require.NoError(t, p.stage(feeds, make([]byte, p.fed.bytes)), "%s %s on %s in %v", c.Op, c.Name, name, dt)
+					key := fmt.Sprintf("%s %s %v", c.Op, name, dt)
+					if all[key]++; slices.ContainsFunc(p.steps, func(s *step) bool { return s.host != nil }) {
+						native[key]++
+					}
+				}
+			}
+			return cases.Native(plan, feeds)
+		})
+	}
+	var text strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(native)) {
+		fmt.Fprintf(&text, "%s: %d of %d cases\n", key, native[key], all[key])
+	}
+	holdGolden(t, "native_cases", text.String())
 }

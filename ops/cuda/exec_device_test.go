@@ -258,6 +258,36 @@ func TestDeviceExecutorText(t *testing.T) {
 	}
 }
 
+// Heads that need more shared memory than a GPU gives a block go to the general kernel: all rows, or those of several tokens alone.
+func TestDeviceExecutorSmallBlocks(t *testing.T) {
+	device(t)
+	u, err := unitOf(0)
+	require.NoError(t, err)
+	whole := u.dev.target
+	defer func() { u.dev.target = whole }()
+	m := tiny(t, func(c *models.Config) { c.HeadDim, c.Window, c.Type = 256, 20, "gemma3_text" })
+	prompt := make([]int32, 60)
+	for i := range prompt {
+		prompt[i] = int32(i * i % 251)
+	}
+	plain, err := generate.New(m, generate.Options{})
+	require.NoError(t, err)
+	n := shorter(20, 3)
+	want := text(t, plain, prompt, generate.Sampling{}, n)
+	for _, most := range []int{101376, 166912} { // of compute capability 8.9 and 8.0
+		u.dev.target.MaxShared, u.dev.target.Portable = most, true
+		for _, dt := range []dtype.DType{dtype.BFloat16, dtype.Float16} {
+			got := text(t, session(t, m, generate.Options{Chunk: 33, Requests: 2}, Options{Compute: dt, Strict: true}), prompt, generate.Sampling{}, n)
+			same := 0
+			for same < n && got[same] == want[same] {
+				same++
+			}
+			fmt.Printf("SMALL\t%d bytes\t%s\tthe first %d of %d tokens are native's\n", most, dt, same, n)
+			require.GreaterOrEqual(t, same, n/2) // 16 bits may take the other of two near-ties
+		}
+	}
+}
+
 // Two thousand steps of decode: device memory stays as it is, and closing gives all of it back.
 func TestDeviceExecutorN09_LongRun(t *testing.T) {
 	device(t)

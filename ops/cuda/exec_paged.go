@@ -87,15 +87,20 @@ func attentionBody(c *Call) error {
 		return g.Launch(c)
 	}
 	if o.KVLen {
-		if g.Lq > 1 || o.Mask || o.Sinks || c.Needs(1) {
+		d := AttentionDecode{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Out: g.Out, Q: g.Q, K: g.K, V: g.V, Lengths: g.KVLen, MaxLength: g.Lk, Window: g.Window, Softcap: g.Softcap, Scale: g.Scale}
+		if g.Lq > 1 || o.Mask || o.Sinks || c.Needs(1) || !d.fits(c.Target()) {
 			return g.Launch(c)
 		}
-		d := AttentionDecode{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Out: g.Out, Q: g.Q, K: g.K, V: g.V, Lengths: g.KVLen, MaxLength: g.Lk, Window: g.Window, Softcap: g.Softcap, Scale: g.Scale}
 		d.Scratch, d.Ticket = c.Scratch(d.ScratchBytes()), c.Flags(4)
 		return d.Launch(c)
 	}
-	return AttentionPrefill{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Lq: g.Lq, Lk: g.Lk, Out: g.Out, Q: g.Q, K: g.K, V: g.V, LSE: g.LSE, Causal: g.Causal, Window: g.Window,
-		Softcap: g.Softcap, Scale: g.Scale, Sinks: g.Sinks, Mask: g.Mask, MaskRequest: g.MaskRequest, MaskHead: g.MaskHead, MaskRow: g.MaskRow, Ticket: c.Flags(4)}.Launch(c)
+	a := AttentionPrefill{Type: g.Type, B: g.B, Hq: g.Hq, Hk: g.Hk, D: g.D, Lq: g.Lq, Lk: g.Lk, Out: g.Out, Q: g.Q, K: g.K, V: g.V, LSE: g.LSE, Causal: g.Causal, Window: g.Window,
+		Softcap: g.Softcap, Scale: g.Scale, Sinks: g.Sinks, Mask: g.Mask, MaskRequest: g.MaskRequest, MaskHead: g.MaskHead, MaskRow: g.MaskRow}
+	if !a.fits(c.Target()) {
+		return g.Launch(c)
+	}
+	a.Ticket = c.Flags(4)
+	return a.Launch(c)
 }
 
 // floats is a float input in the type that it has on the device, a weight in f32; wide says that it is f32.
@@ -284,25 +289,29 @@ func pagedBody(c *Call) error {
 		return err
 	}
 	c.Check([4]any{r, tokens, size, pages}, r.check(tokens, size, pages))
-	ragged := &Ragged{Pages: Pages{PageSize: size, Indptr: indptr, Indices: indices, LastPageLen: last}, Tokens: tokens, PoolTokens: pages * size, QoIndptr: qo}
-	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d, pool == E4M3) != nil {
+	ragged := Ragged{Pages: Pages{PageSize: size, Indptr: indptr, Indices: indices, LastPageLen: last}, Tokens: tokens, PoolTokens: pages * size, QoIndptr: qo}
+	general := func(several bool, all int) error {
 		g := AttentionGeneral{Type: c.Type(), KV: pool, B: r.qo.Dim(0) - 1, Hq: hq, Hk: hk, D: d, Dv: lastDim(v), Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
-			Ragged: ragged, Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
+			Ragged: &ragged, Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
 		if c.Needs(1) {
 			g.LSE = c.Output(1)
 		}
-		t := tiling{rows: GeneralRows, group: hq / hk, n: tokens*(hq/hk)/GeneralRows + g.B + 1, tokens: tokens}
+		t := tiling{rows: GeneralRows, group: hq / hk, n: tokens*(hq/hk)/GeneralRows + g.B + 1, several: several, tokens: all}
 		ragged.Tiles = t.n
 		ragged.TileBatch, ragged.TileIndex = c.tiles(r, t)
 		return g.Launch(c)
 	}
-	if tokens <= mostDecode {
+	single := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
+		Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
+	decode := tokens <= mostDecode
+	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d, pool == E4M3) != nil || decode && !single.fits(c.Target()) {
+		return general(false, tokens)
+	}
+	if decode {
 		rowIndptr, rowIndices, rowLast := c.decodeTable(r, tokens)
-		a := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp,
-			KSteps: kSteps, VSteps: vSteps, Pages: &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast},
-			MaxLength: c.longest(r, c.In[0], size, pages), Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
-		a.Scratch, a.Ticket = c.Scratch(a.ScratchBytes()), c.Flags(4)
-		if err := a.Launch(c); err != nil {
+		single.Pages, single.MaxLength = &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast}, c.longest(r, c.In[0], size, pages)
+		single.Scratch, single.Ticket = c.Scratch(single.ScratchBytes()), c.Flags(4)
+		if err := single.Launch(c); err != nil {
 			return err
 		}
 		if tokens == 1 {
@@ -320,10 +329,14 @@ func pagedBody(c *Call) error {
 		}
 	}
 	a := AttentionPrefill{Type: c.Type(), Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, Causal: o.Causal, Window: kernelWindow(o.Window),
-		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: ragged, KSteps: kSteps, VSteps: vSteps, Ticket: c.Flags(4)}
+		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: &ragged, KSteps: kSteps, VSteps: vSteps}
+	if !a.fits(c.Target()) {
+		return general(decode, 0)
+	}
+	a.Ticket = c.Flags(4)
 	rows := a.TileRows(c.Target())
 	ragged.Tiles = tokens/rows + min(r.qo.Dim(0)-1, tokens)
-	ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: rows, group: 1, n: ragged.Tiles, several: tokens <= mostDecode})
+	ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: rows, group: 1, n: ragged.Tiles, several: decode})
 	return a.Launch(c)
 }
 

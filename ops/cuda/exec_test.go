@@ -39,6 +39,7 @@ func packedPlan(t testing.TB, m *models.Transformer, tokens, requests, pages int
 
 func TestExecutorGolden(t *testing.T) {
 	qwen := func(c *models.Config) { c.Type, c.QKNorm, c.QKVBias = "qwen3", true, false }
+	wide := func(c *models.Config) { c.HeadDim, c.Layers = 256, 1 } // more shared memory than these GPUs give a block
 	for name, x := range map[string]struct {
 		gpu              string
 		compute          DType
@@ -46,7 +47,8 @@ func TestExecutorGolden(t *testing.T) {
 		change           func(*models.Config)
 	}{
 		"decode_sm_90": {"sm_90", BF16, 4, 4, nil}, "chunk_sm_90": {"sm_90", BF16, 128, 4, nil}, "chunk_sm_80": {"sm_80", F16, 128, 4, nil},
-		"decode_sm_89": {"sm_89", BF16, 4, 4, nil},
+		"decode_sm_89":     {"sm_89", BF16, 4, 4, nil},
+		"wide_chunk_sm_80": {"sm_80", BF16, 128, 4, wide}, "wide_decode_sm_89": {"sm_89", F16, 4, 4, wide},
 		"decode_f32": {"sm_90", F32, 4, 4, nil}, "qknorm_sm_90": {"sm_90", BF16, 1, 1, qwen},
 	} {
 		plan, _ := packedPlan(t, tiny(t, x.change), x.tokens, x.requests, 40)

@@ -75,6 +75,33 @@ func (a AttentionPrefill) hopper(gpu Target) bool {
 	return a.Lk > 0 && !(a.Causal && a.Lq-a.Lk >= 128)
 }
 
+// hopperTiles are the keys of a tile of Hopper's kernel, and how many tiles of codes are on their way.
+func (a AttentionPrefill) hopperTiles() (keys, raw int) {
+	if a.D == 256 {
+		return 64, 2
+	}
+	return 128, 4
+}
+
+// shared is the shared memory of a block.
+func (a AttentionPrefill) shared(gpu Target) int {
+	codes, d := !a.KSteps.IsNil(), kernelDim(a.D)
+	if a.hopper(gpu) {
+		keys, raw := a.hopperTiles()
+		if !codes {
+			raw = 0
+		}
+		return (128+4*keys)*2*d + 1024 + raw*keys*d
+	}
+	if codes {
+		return 3*64*(2*d+16) + 4*64*(d+16)
+	}
+	return 5 * 64 * (2*d + 16)
+}
+
+// fits says whether the GPU gives a block that much.
+func (a AttentionPrefill) fits(gpu Target) bool { return a.shared(gpu) <= gpu.MaxShared }
+
 // Launch queues the kernel.
 func (a AttentionPrefill) Launch(q Queue) error {
 	const op = "attention prefill"
@@ -131,12 +158,8 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		{"window", int32(a.Window)}, {"causal", bit(a.Causal)}, {"scale", a.Scale}, {"softcap", a.Softcap}}
 	table := []Arg{{"qo_indptr", r.QoIndptr}, {"tile_batch", r.TileBatch}, {"tile_index", r.TileIndex}, {"page_indptr", r.Indptr}, {"page_indices", r.Indices}, {"last_page_len", r.LastPageLen}}
 	if a.hopper(q.Target()) {
-		keys, raw := 128, 4 // of a tile; tiles of codes on their way
-		if a.D == 256 {
-			keys, raw = 64, 2
-		}
+		keys, _ := a.hopperTiles()
 		qm, km, vm := a.maps(keys)
-		shared := (128+4*keys)*2*a.D + 1024
 		if a.Ticket.IsNil() {
 			return fmt.Errorf("%s: a ticket is required, got ticket %v", op, a.Ticket)
 		}
@@ -146,25 +169,22 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		}
 		args := []Arg{{"q", qm}, {"k", km}, {"v", vm}}
 		if codes {
-			kind, shared = "paged_e4m3", shared+raw*keys*a.D
+			kind = "paged_e4m3"
 			args = []Arg{{"q", qm}, {"k", a.K}, {"v", a.V}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}}
 		}
 		args = append(append(args, Arg{"out", a.Out}, Arg{"lse", a.LSE}), table...)
 		args = append(append(append(args, Arg{"sinks", a.Sinks}, Arg{"ticket", a.Ticket}), heads...), tail...)
 		args = append(args, Arg{"tiles", int32(tiles)}, Arg{"items", int32(items)})
-		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{min(q.Target().SMs, items), 1, 1}, Block: 384, Shared: shared, Overlap: overlap, Args: args})
+		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{min(q.Target().SMs, items), 1, 1}, Block: 384, Shared: a.shared(q.Target()), Overlap: overlap, Args: args})
 	}
 	args := append([]Arg{{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}}, table...)
 	args = append(args, []Arg{{"mask", a.Mask}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"q_request_stride", a.QRequestStride}, {"q_token_stride", a.QTokenStride},
 		{"kv_request_stride", a.KVRequestStride}, {"kv_token_stride", a.KVTokenStride}, {"mask_request_stride", a.MaskRequest}, {"mask_head_stride", a.MaskHead}, {"mask_row_stride", a.MaskRow}}...)
 	args = append(append(append(args, heads...), Arg{"d", int32(a.D)}), tail...)
-	d := kernelDim(a.D)
-	shared := 5 * 64 * (2*d + 16)
 	if codes {
 		kind += "_e4m3"
-		shared = 3*64*(2*d+16) + 4*64*(d+16)
 	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_%s_%v_%d", kind, a.Type, d), Grid: [3]int{tiles, a.Hq, 1}, Block: 128, Shared: shared, Overlap: overlap, Args: args})
+	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_%s_%v_%d", kind, a.Type, kernelDim(a.D)), Grid: [3]int{tiles, a.Hq, 1}, Block: 128, Shared: a.shared(q.Target()), Overlap: overlap, Args: args})
 }
 
 func (a AttentionPrefill) maps(keys int) (q, k, v TensorMap) {
