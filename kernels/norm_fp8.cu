@@ -2,111 +2,95 @@
 //
 //   y = round(x / sqrt(mean(x^2) + eps) * (w + unit)) in the type of x,  codes = round(y / step),  step = max|y| / 448 of the row
 //
-// A block owns one row of d elements and a thread up to V times 8 of it, which stay in registers from the read to the codes, so
-// that nothing but x is read and nothing but codes and steps is written. In 16-bit types codes and steps have the bits that norm.cu
-// and fp8_quantize.cu give one after the other; in f32 sums run in another order. Shared memory: 32 floats. d a multiple of 8, rows
-// of x and weights aligned to 16 bytes, of codes to 8. Any arch.
+// A block owns every gridDim-th row of d elements, and a thread every blockDim-th 8 of them. Rows come to shared memory by cp.async, one
+// on its way while another is at work, and stay there to the codes: nothing but x is read and nothing but codes and steps is written.
+// In 16-bit types codes and steps have the bits that norm.cu and fp8_quantize.cu give one after the other; in f32 sums run in another
+// order. Shared memory: two rows, the weights and 64 floats. d a multiple of 8, rows of x and weights aligned to 16 bytes, of codes to 8. Any arch.
 #include "quantize.cuh"
 
-template <class T, int V, bool EARLY>
-__device__ __forceinline__ void norm_codes(uint8_t* codes, float* made, const float* given, const T* x, const T* w, int d, long stride, float eps, float unit) {
-  __shared__ float scratch[32];
-  constexpr int N = Pack<T>::N, PACKS = 8 / N;
-  const T* row = x + (size_t)blockIdx.x * d;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  float h[V][8];
-  float squares = 0;
-  Eight<T> g[V];
-  auto weights = [&](int i, int c) {
-#pragma unroll
-    for (int k = 0; k < PACKS; k++) g[i].p[k] = load16(w + c + k * N);
+namespace {
+struct Params {
+  uint8_t* codes;
+  float* made;         // [rows], or nil
+  const float* given;  // one, or nil
+  const void *x, *w;
+  long stride;
+  int rows, d;
+  float eps, unit;
+};
+}  // namespace
+
+template <class T> __device__ __forceinline__ void norm_codes(const Params& p) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  float* scratch = (float*)shared;
+  T *w = (T*)(shared + 256), *slot = w + p.d;
+  const T* x = (const T*)p.x + (size_t)blockIdx.x * p.d;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, first = threadIdx.x * 8, pass = blockDim.x * 8;
+  auto fetch = [&](T* to, const T* from) {
+    for (int c = first; c < p.d; c += pass) fetch8((Eight<T>*)(to + c), from + c, 8, true);
   };
-  // Weights do not depend on the launch in front.
-  if (EARLY) {
-#pragma unroll
-    for (int i = 0; i < V; i++)
-      if ((threadIdx.x + i * blockDim.x) * 8 < d) weights(i, (threadIdx.x + i * blockDim.x) * 8);
-  }
+  auto fetch_row = [&](T* to, int r) {
+    if (r < p.rows) fetch(to, x);
+    fetches_end();
+    x += (size_t)gridDim.x * p.d;
+  };
+  fetch(w, (const T*)p.w);  // no launch in front writes it
   grid_wait();
+  fetch_row(slot, blockIdx.x);
+  fetch_row(slot + p.d, blockIdx.x + gridDim.x);
+  int other = p.d;
+  for (int r = blockIdx.x; r < p.rows; r += gridDim.x, slot += other, other = -other) {
+    fetched_but<1>();
+    float squares = 0;
+#pragma unroll 2
+    for (int c = first; c < p.d; c += pass) {
+      const Eight<T> e = load8(slot + c, 8, true);
 #pragma unroll
-  for (int i = 0; i < V; i++) {
-    const int c = (threadIdx.x + i * blockDim.x) * 8;
-    if (c < d) {
-#pragma unroll
-      for (int k = 0; k < PACKS; k++) {
-        const Pack<T> a = load16(row + c + k * N);
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-          const float v = to_float(a.v[j]);
-          h[i][k * N + j] = v;
-          squares += v * v;
-        }
+      for (int j = 0; j < 4; j++) {
+        const float2 v = two(e, j);
+        squares += v.x * v.x;
+        squares += v.y * v.y;
       }
     }
-  }
-  squares = warp_sum(squares);
-  if (lane == 0) scratch[warp] = squares;
-  __syncthreads();
-  squares = warp_sum(lane < warps ? scratch[lane] : 0.f);
-  const float scale = rsqrtf(squares / d + eps);
-  Largest<T> largest;
+    squares = warp_sum(squares);
+    if (lane == 0) scratch[warp] = squares;
+    __syncthreads();
+    squares = warp_sum(lane < warps ? scratch[lane] : 0.f);
+    const float scale = rsqrtf(squares / p.d + p.eps);
+    Largest<T> largest;
+#pragma unroll 2
+    for (int c = first; c < p.d; c += pass) {
+      Eight<T> e = load8(slot + c, 8, true);
+      const Eight<T> g = load8(w + c, 8, true);
 #pragma unroll
-  for (int i = 0; i < V; i++) {
-    const int c = (threadIdx.x + i * blockDim.x) * 8;
-    if (c < d) {
-      if (!EARLY) weights(i, c);
-#pragma unroll
-      for (int j = 0; j < 8; j++) g[i].p[j / N].v[j % N] = from_float<T>(h[i][j] * scale * (to_float(g[i].p[j / N].v[j % N]) + unit));
-      largest.meet(g[i]);
+      for (int j = 0; j < 4; j++) {
+        const float2 v = two(e, j), of_w = two(g, j);
+        set_two(e, j, v.x * scale * (of_w.x + p.unit), v.y * scale * (of_w.y + p.unit));
+      }
+      largest.meet(e);
+      *(Eight<T>*)(slot + c) = e;
     }
-  }
-  const float mine = largest.value();
-  float step;
-  if (given) {
-    step = *given;
-  } else {
+    const float mine = largest.value();
     float amax = mine;
+    int nan = 0;
     if (mine != mine) {
       amax = 0.f;
-#pragma unroll
-      for (int i = 0; i < V; i++)
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-          if ((threadIdx.x + i * blockDim.x) * 8 < d) amax = fmaxf(amax, fabsf(to_float(g[i].p[j / N].v[j % N])));
+      for (int c = first; c < p.d; c += pass) meet_any(slot, c, p.d, amax, nan);
     }
     amax = warp_largest(amax);
+    if (lane == 0) scratch[32 + warp] = amax;
     __syncthreads();
-    if (lane == 0) scratch[warp] = amax;
-    __syncthreads();
-    step = step_of<false>(warp_largest(lane < warps ? scratch[lane] : 0.f), 0);
-    if (threadIdx.x == 0) made[blockIdx.x] = step;
-  }
-  const Coder<T, false> coder(step);
-#pragma unroll
-  for (int i = 0; i < V; i++) {
-    const int c = (threadIdx.x + i * blockDim.x) * 8;
-    if (c >= d) continue;
-    uint2 q = coder.encode(g[i]);
-    if (!coder.ordinary(mine)) {
-      float v[8];
-#pragma unroll
-      for (int j = 0; j < 8; j++) v[j] = wide(g[i].p[j / N].v[j % N]);
-      q = make_uint2(fp8_quad_any<false>(v[0], v[1], v[2], v[3], step), fp8_quad_any<false>(v[4], v[5], v[6], v[7], step));
-    }
-    *(uint2*)(codes + blockIdx.x * stride + c) = q;
+    const Coder<T, false> coder(p.given ? *p.given : step_of<false>(warp_largest(lane < warps ? scratch[32 + lane] : 0.f), 0));
+    if (threadIdx.x == 0 && p.made) p.made[r] = coder.step;
+#pragma unroll 2
+    for (int c = first; c < p.d; c += pass)
+      *(uint2*)(p.codes + r * p.stride + c) = coder.ordinary(mine) ? coder.encode(load8(slot + c, 8, true)) : encode_any<T, false>(slot, c, p.d, coder.step);
+    fetch_row(slot, r + 2 * gridDim.x);
   }
 }
 
-#define KERNEL(T, V, EARLY, NAME)                                                                                                     \
-  extern "C" __global__ void __launch_bounds__(1024) norm_fp8_##T##_##NAME(uint8_t* codes, float* made, const float* given, const T* x, \
-                                                                           const T* w, int d, long stride, float eps, float unit) {     \
-    norm_codes<T, V, EARLY>(codes, made, given, x, w, d, stride, eps, unit);                                                          \
-  }
-#define NORM(T)               \
-  KERNEL(T, 1, true, 1)       \
-  KERNEL(T, 2, false, 2)      \
-  KERNEL(T, 2, true, 2_early) \
-  KERNEL(T, 4, false, 4)
-NORM(bf16)
-NORM(f16)
-NORM(f32)
+#define KERNEL(T) \
+  extern "C" __global__ void __launch_bounds__(1024, 2) norm_fp8_##T(const __grid_constant__ Params p) { norm_codes<T>(p); }
+KERNEL(bf16)
+KERNEL(f16)
+KERNEL(f32)

@@ -17,6 +17,11 @@ __device__ __forceinline__ float2 two(const Eight<bf16>& e, int j) {
   return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000));
 }
 
+template <class T> __device__ __forceinline__ void set_two(Eight<T>& e, int j, float a, float b) {
+  if constexpr (sizeof(T) == 4) e.p[j / 2].v[j % 2 * 2] = a, e.p[j / 2].v[j % 2 * 2 + 1] = b;
+  else reinterpret_cast<uint32_t*>(&e.p[0])[j] = pack2<T>(a, b);
+}
+
 // Elements stay packed up to here, for the sake of registers.
 template <class T> __device__ __forceinline__ void keep_packed(Eight<T>& e) {
   uint32_t* w = (uint32_t*)&e.p[0];
@@ -67,6 +72,9 @@ template <class T> __device__ __forceinline__ void fetch8(Eight<T>* to, const T*
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to->p + i)), "l"(p + i * Pack<T>::N), "r"(left > 0 ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// In groups: what is fetched up to here is one, and all but the last N are there.
+__device__ __forceinline__ void fetches_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void fetched_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 __device__ __forceinline__ void store8(uint8_t* row, long c, long cols, bool aligned, uint2 codes) {
   if (aligned && c + 8 <= cols) {

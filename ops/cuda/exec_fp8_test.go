@@ -248,8 +248,8 @@ func TestCodesAreLeftToThoseWhoTakeThem(t *testing.T) {
 		want    string // of a norm
 		gated   string
 	}{
-		"rows":     {[]ops.FP8WeightLinearOp{rows, rows}, false, 128, "norm_fp8_bf16_1", "gated_fp8_geglu_erf_bf16"},
-		"static":   {[]ops.FP8WeightLinearOp{static}, false, 128, "norm_fp8_bf16_1", "gated_fp8_geglu_erf_bf16"},
+		"rows":     {[]ops.FP8WeightLinearOp{rows, rows}, false, 128, "norm_fp8_bf16", "gated_fp8_geglu_erf_bf16"},
+		"static":   {[]ops.FP8WeightLinearOp{static}, false, 128, "norm_fp8_bf16", "gated_fp8_geglu_erf_bf16"},
 		"output":   {[]ops.FP8WeightLinearOp{rows}, true, 128, "norm_rms_bf16_1", "pointwise_geglu_erf_bf16"},
 		"exact":    {[]ops.FP8WeightLinearOp{{}}, false, 128, "norm_rms_bf16_1", "pointwise_geglu_erf_bf16"},
 		"mixed":    {[]ops.FP8WeightLinearOp{rows, static}, false, 128, "norm_rms_bf16_1", "pointwise_geglu_erf_bf16"},
@@ -299,10 +299,10 @@ func TestProductsTakeTheirNormAlong(t *testing.T) {
 		launches []string
 	}{
 		"taken":   {rows, 1, true, false, []string{"fp8_stream_coding_bf16_16_swiglu", "fp8_stream_coding_bf16_16"}},
-		"dies":    {rows, 1, false, false, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_stream_coding_bf16_16"}},
-		"another": {rows, 1, true, true, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_stream_coding_bf16_16", "fp8_stream_e4m3_16"}},
-		"many":    {rows, 2, true, false, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_rows_bf16_e4m3", "fp8_stream_e4m3_16"}},
-		"static":  {ops.FP8WeightLinearOp{Activations: ops.StaticSteps, StepX: 0.5}, 1, true, false, []string{"norm_fp8_bf16_1", "fp8_stream_e4m3_16_swiglu", "fp8_stream_e4m3_16"}},
+		"dies":    {rows, 1, false, false, []string{"norm_fp8_bf16", "fp8_stream_e4m3_16_swiglu", "fp8_stream_coding_bf16_16"}},
+		"another": {rows, 1, true, true, []string{"norm_fp8_bf16", "fp8_stream_e4m3_16_swiglu", "fp8_stream_coding_bf16_16", "fp8_stream_e4m3_16"}},
+		"many":    {rows, 2, true, false, []string{"norm_fp8_bf16", "fp8_stream_e4m3_16_swiglu", "fp8_rows_bf16_e4m3", "fp8_stream_e4m3_16"}},
+		"static":  {ops.FP8WeightLinearOp{Activations: ops.StaticSteps, StepX: 0.5}, 1, true, false, []string{"norm_fp8_bf16", "fp8_stream_e4m3_16_swiglu", "fp8_stream_e4m3_16"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := graph.New()

@@ -209,8 +209,7 @@ func (g FP8Gemm) stream(q Queue) error {
 		if !g.Norm.W.IsNil() {
 			more += g.K * 2
 		}
-		_, block := codesCut(g.M, g.K)
-		args = append([]Arg{{"w", w}, {"x", g.X}, {"norm_w", g.Norm.W}, {"x_stride", g.XStride}, {"block", int32(block)}, {"eps", g.Norm.Eps}, {"unit", g.Norm.Unit}}, args...)
+		args = append([]Arg{{"w", w}, {"x", g.X}, {"norm_w", g.Norm.W}, {"x_stride", g.XStride}, {"block", int32(codesCut(g.M, g.K))}, {"eps", g.Norm.Eps}, {"unit", g.Norm.Unit}}, args...)
 	} else {
 		args = append([]Arg{{"x", x}, {"w", w}}, args...)
 	}

@@ -3,7 +3,7 @@ package cuda
 import "fmt"
 
 // RMSNorm launches y = h / sqrt(mean(h^2) + eps) * (w + unit) over rows of D elements, where h is x, or x + residual
-// rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. Few rows read W
+// rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. Few rows, and with Codes all, read W
 // before the launch in front has ended, unless it is Computed. With Codes, y rounded to the element type leaves as E4M3 alone,
 // with a step for each row that is made of its largest magnitude, or one that is Given.
 type RMSNorm struct {
@@ -47,24 +47,21 @@ func (n RMSNorm) codes(q Queue) error {
 	if n.Rows < 0 || n.D < 1 || n.Made.IsNil() == n.Given.IsNil() || n.CodesStride < int64(n.D) || n.CodesStride%8 != 0 {
 		return fmt.Errorf("%s: codes need rows >= 0, d >= 1, a multiple of 8 of at least d as stride, and steps made or given; got rows %d, d %d, stride %d, steps %v and %v", op, n.Rows, n.D, n.CodesStride, n.Made, n.Given)
 	}
-	if !n.Residual.IsNil() || n.D%8 != 0 || n.D > 4*1024*8 || n.X.Addr%16 != 0 || n.W.Addr%16 != 0 || n.Codes.Addr%8 != 0 {
-		return unsupported(op, "codes of rows of %d, x %v, weights %v: multiples of 8 up to %d and 16 bytes have a kernel, without a residual", n.D, n.X, n.W, 4*1024*8)
+	if !n.Residual.IsNil() || n.D%8 != 0 || n.X.Addr%16 != 0 || n.W.Addr%16 != 0 || n.Codes.Addr%8 != 0 {
+		return unsupported(op, "codes of rows of %d, x %v, weights %v: multiples of 8 and 16 bytes have a kernel, without a residual", n.D, n.X, n.W)
 	}
 	if n.Rows == 0 {
 		return nil
 	}
-	v, block := codesCut(n.Rows, n.D)
-	name := fmt.Sprint(v)
-	if n.Rows <= fewRows && v == 2 {
-		name = "2_early"
-	}
-	return q.Launch(Launch{Kernel: fmt.Sprintf("norm_fp8_%v_%s", n.Type, name), Grid: [3]int{n.Rows, 1, 1}, Block: block, Overlap: q.Target().Hopper() && !n.Computed, Args: []Arg{
-		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"d", int32(n.D)}, {"stride", n.CodesStride}, {"eps", n.Eps}, {"unit", n.Unit}}})
+	gpu, block, shared := q.Target(), codesCut(n.Rows, n.D), 256+3*n.D*n.Type.Size()
+	blocks := gpu.SMs * max(1, min(2048/block, gpu.SharedSM/(shared+1024)))
+	return q.Launch(Launch{Kernel: fmt.Sprintf("norm_fp8_%v", n.Type), Grid: [3]int{min(n.Rows, blocks), 1, 1}, Block: block, Shared: shared, Overlap: gpu.Hopper() && !n.Computed, Args: []Arg{
+		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"stride", n.CodesStride}, {"rows", int32(n.Rows)}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 
-// codesCut is the packs of 8 that a thread of a norm that leaves codes takes, and the threads of its block. A product that takes the
-// norm of its rows along has as many, and so adds in the same order.
-func codesCut(rows, d int) (v, block int) {
+// codesCut is the threads of a block of a norm that leaves codes, as normShape has them. A product that takes the norm of its rows
+// along has as many, and so adds in the same order.
+func codesCut(rows, d int) int {
 	packs, v, most := d/8, 1, 256
 	if rows <= fewRows {
 		if most = 1024; packs > 256 {
@@ -74,7 +71,7 @@ func codesCut(rows, d int) (v, block int) {
 	for v < 4 && ceilDiv(packs, v) > most {
 		v *= 2
 	}
-	return v, (ceilDiv(packs, v) + 31) / 32 * 32
+	return min(1024, (ceilDiv(packs, v)+31)/32*32)
 }
 
 // LayerNorm launches y = (x - mean) / sqrt(var + eps) * w + b over rows of D elements; B is optional.

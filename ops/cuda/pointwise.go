@@ -81,8 +81,7 @@ func (g Gated) codes(q Queue) error {
 	case g.Steps.vector():
 		across = ceilDiv(g.F, 128)
 	}
-	_, block := codesCut(g.Rows, g.F)
-	return q.Launch(Launch{Kernel: fmt.Sprintf("gated_fp8_%v_%v", g.Gate, g.Type), Grid: [3]int{g.Rows, 1, 1}, Block: min(block, 1024), Shared: g.F*g.Type.Size() + 32*4, Overlap: q.Target().Hopper(), Args: []Arg{
+	return q.Launch(Launch{Kernel: fmt.Sprintf("gated_fp8_%v_%v", g.Gate, g.Type), Grid: [3]int{g.Rows, 1, 1}, Block: codesCut(g.Rows, g.F), Shared: g.F*g.Type.Size() + 32*4, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"codes", g.Codes}, {"made", made}, {"given", given}, {"gate", g.G}, {"up", g.Up}, {"stride", g.Stride}, {"codes_stride", g.CodesStride}, {"columns", int32(g.F)}, {"across", int32(across)}}})
 }
 
