@@ -168,10 +168,7 @@ func attnAddParts[T Float](g *attnBackward[T], unit int) {
 	at := (s.q0 + i0) * g.hq * g.d
 	n := rows * g.hq * g.d
 	for part := range g.parts - 1 {
-		from := g.dqParts[part*len(g.gq)+at:][:n]
-		for c, x := range from {
-			g.gq[at+c] += x
-		}
+		axpy(g.gq[at:at+n], 1, g.dqParts[part*len(g.gq)+at:][:n])
 	}
 }
 

@@ -119,16 +119,39 @@
 	VSCALEFPS Z9, Z13, Z4                                               \
 	VSCALEFPS Z10, Z14, Z5
 
-#define LOAD4 \
-	VMOVUPS (SI)(AX*1), Z2    \
-	VMOVUPS 64(SI)(AX*1), Z3  \
-	VMOVUPS 128(SI)(AX*1), Z4 \
-	VMOVUPS 192(SI)(AX*1), Z5
-#define STORE4 \
-	VMOVUPS Z2, (DI)(AX*1)    \
-	VMOVUPS Z3, 64(DI)(AX*1)  \
-	VMOVUPS Z4, 128(DI)(AX*1) \
-	VMOVUPS Z5, 192(DI)(AX*1)
+// GET4 and PUT4 load and store four vectors, MEM4 does op of each in memory and one
+// of four, FETCH4 is FETCH of four.
+#define GET4(r, a0, a1, a2, a3) \
+	VMOVUPS (r)(AX*1), a0    \
+	VMOVUPS 64(r)(AX*1), a1  \
+	VMOVUPS 128(r)(AX*1), a2 \
+	VMOVUPS 192(r)(AX*1), a3
+#define PUT4(r, a0, a1, a2, a3) \
+	VMOVUPS a0, (r)(AX*1)    \
+	VMOVUPS a1, 64(r)(AX*1)  \
+	VMOVUPS a2, 128(r)(AX*1) \
+	VMOVUPS a3, 192(r)(AX*1)
+#define MEM4(op, r, a0, a1, a2, a3) \
+	op (r)(AX*1), a0, a0    \
+	op 64(r)(AX*1), a1, a1  \
+	op 128(r)(AX*1), a2, a2 \
+	op 192(r)(AX*1), a3, a3
+#define FETCH4(r) \
+	PREFETCHT0 4096(r)(AX*1) \
+	PREFETCHT0 4160(r)(AX*1) \
+	PREFETCHT0 4224(r)(AX*1) \
+	PREFETCHT0 4288(r)(AX*1)
+
+// SIGMOID_DIV4 leaves g in Z6, Z7, Z9, Z10 and 1 + e^-g in Z2..Z5.
+#define SIGMOID_DIV4 \
+	VPXORQ Z31, Z31, Z31                   \
+	VSUBPS (SI)(AX*1), Z31, Z2             \
+	VSUBPS 64(SI)(AX*1), Z31, Z3           \
+	VSUBPS 128(SI)(AX*1), Z31, Z4          \
+	VSUBPS 192(SI)(AX*1), Z31, Z5          \
+	EXP4                                   \
+	BY4(VADDPS, Z27, Z2, Z3, Z4, Z5)       \
+	GET4(SI, Z6, Z7, Z9, Z10)
 
 // SUM8 adds 8 floats at off, widened, to a sum; t is scratch.
 #define SUM8(off, acc, t) \

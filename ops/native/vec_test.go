@@ -107,6 +107,8 @@ func TestVectorPiecesEqualThePortableForm(t *testing.T) {
 			}
 			expSlice(fresh(), a)
 			s := expSubSum(fresh(), a, 1.5)
+			SwiGLU(fresh(), a, b, n)
+			SwiGLUGrad(fresh(), fresh(), c, a, b, n)
 			scaleMul(fresh(), a, b, 1.25)
 			scaleMulAdd(fresh(), a, b, 1.25, c, -0.3)
 			addScaled(fresh(), a, b, 0.7)
