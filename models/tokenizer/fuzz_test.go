@@ -223,6 +223,27 @@ func FuzzSentencePiece(f *testing.F) {
 	})
 }
 
+// FuzzGGUF takes lines as tokens, with a letter for the type of each, and as merges.
+func FuzzGGUF(f *testing.F) {
+	const llama, gpt2 = "<unk>\n<s>\n▁\na\nb\nab\n▁a", "a\nb\nab\nĠ\nĠa\n<s>"
+	for _, model := range []string{"llama", "t5", "gpt2"} {
+		f.Add(model, "default", llama, "cdbbbbb", "a b", "abcdefg", int32(0))
+		f.Add(model, "qwen2", gpt2, "bbbbbd", "a b\nĠ a", "zzzzzz", int32(-1))
+	}
+	f.Fuzz(func(t *testing.T, model, pre, tokens, types, merges, scores string, unknown int32) {
+		g := GGUF{Model: model, Pre: pre, Tokens: strings.Split(tokens, "\n"), Merges: strings.Split(merges, "\n"), Unknown: &unknown}
+		for i := range types {
+			g.Types = append(g.Types, int32(types[i])-'a')
+		}
+		for i := range scores {
+			g.Scores = append(g.Scores, [...]float32{-1, -2, float32(math.NaN()), float32(math.Inf(-1))}[scores[i]%4]*float32(scores[i]))
+		}
+		if tok, err := FromGGUF(g); err == nil {
+			exercise(t, tok, false)
+		}
+	})
+}
+
 // FuzzByteLevelRoundTrip holds that any text comes back from ids, in one piece
 // and streamed, and that ids do not depend on what was encoded before.
 func FuzzByteLevelRoundTrip(f *testing.F) {

@@ -146,7 +146,11 @@ func TestGGUFSentencePiece(t *testing.T) {
 	tok, err := FromGGUF(g)
 	require.NoError(t, err)
 	sameAsGolden(t, tok, "llama2_style/legacy", true)
-	sameAsGolden(t, savedGGUF(t, g), "llama2_style/legacy", true)
+	saved := savedGGUF(t, g)
+	sameAsGolden(t, saved, "llama2_style/legacy", true)
+	for _, text := range []string{"a\xff\xc3b", "\xff", "\uFFFD\xe2\x82", "\xc3\xa9\xc3"} { // bytes that are no UTF-8
+		require.Equal(t, encode(t, saved, text, false), encode(t, tok, text, false), "%q", text)
+	}
 	require.Equal(t, SpecialIDs{BOS: 1, EOS: 2, Unknown: 0, Pad: -1, Stop: []int32{2}}, tok.Special())
 
 	pieces := []string{"<unk>", "</s>", "▁", "a", "b", "ab", "▁a"}

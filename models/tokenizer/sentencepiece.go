@@ -320,18 +320,21 @@ func (b *scoredBPE) symbol(text string, r rune, s *scratch) int32 {
 }
 
 // appendWord cuts where no piece can span, and leaves one unknown id of each
-// run.
+// run. A byte that is no UTF-8 falls back alone.
 func (b *scoredBPE) appendWord(dst []int32, word string, s *scratch) ([]int32, error) {
 	first := len(dst)
 	start, last := 0, rune(-1)
 	for i, c := range word {
-		if last >= 0 {
-			if !b.adjacent.has(last, c) {
-				dst = b.appendPart(dst, word[start:i], s)
-				start = i
-			}
+		broken := c == utf8.RuneError && !strings.HasPrefix(word[i:], replacement)
+		if last >= 0 && (broken || !b.adjacent.has(last, c)) {
+			dst = b.appendPart(dst, word[start:i], s)
+			start = i
 		}
 		last = c
+		if broken {
+			dst = b.appendBytes(dst, word[i:i+1])
+			start, last = i+1, -1
+		}
 	}
 	dst = b.appendPart(dst, word[start:], s)
 	if b.byteFallback {
@@ -368,11 +371,16 @@ func (b *scoredBPE) appendSymbol(dst []int32, symbol int32) []int32 {
 	if int(symbol) < b.count {
 		return append(dst, symbol)
 	}
+	return b.appendBytes(dst, string(symbol-int32(b.count)))
+}
+
+// appendBytes appends the ids of a text that has none of its own.
+func (b *scoredBPE) appendBytes(dst []int32, text string) []int32 {
 	if !b.byteFallback {
 		return append(dst, b.unknown)
 	}
-	for _, value := range []byte(string(symbol - int32(b.count))) {
-		dst = append(dst, b.byteToken[value])
+	for i := range len(text) {
+		dst = append(dst, b.byteToken[text[i]])
 	}
 	return dst
 }
