@@ -141,7 +141,7 @@ func linearTogether(calls []graph.Call) error {
 	var ps [4]native.CodedLinear
 	x := calls[0].In[0]
 	m, k := rows(x.Type), last(x.Type)
-	together := len(calls) <= len(ps) && m <= native.CodedFew
+	together := len(calls) <= len(ps)
 	for i := 0; i < len(calls) && together; i++ {
 		c := &calls[i]
 		var mem []byte

@@ -111,7 +111,7 @@ func BF16LinearsStored(x []float32, m, k int, ps []CodedLinear) {
 		return
 	}
 	a := codedArgs{coding: CodedBF16, m: m, k: k}
-	if !multipliesPairs[float32]() || a.streams() && gemmKernel != amxKernel {
+	if !multipliesPairs[float32]() || m <= gemmFew && a.streams() && gemmKernel != amxKernel {
 		rx := takeScratch[float32](m * k)
 		bf16Operand(rx, x[:m*k])
 		LinearsCoded(rx, m, k, ps)

@@ -45,12 +45,14 @@ func (c Coding) Bytes(k int) int {
 		return k / codedBlock * 18
 	case CodedQ4_1:
 		return k / codedBlock * 20
+	case codedFP8:
+		return k
 	}
 	return 2 * k
 }
 
 // Blocks reports whether rows must be a multiple of 32 numbers.
-func (c Coding) Blocks() bool { return c >= CodedQ8_0 }
+func (c Coding) Blocks() bool { return c >= CodedQ8_0 && c <= CodedQ4_1 }
 
 // Rows is the order of the rows of a stored weight: 0 as they are, else heads of
 // so many rows (an even number) in which neighbours are half a head apart, as
@@ -71,10 +73,15 @@ func (r Rows) at(row int) int {
 // LinearCoded is Linear with w[N,K] stored in a coding.
 func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m, n, k int) {
 	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, order: order, m: m, n: n, k: k}
+	a.linear()
+}
+
+// linear is LinearCoded.
+func (a *codedArgs) linear() {
 	if a.streams() {
-		a.cols = streamCols(n)
-		g := streamArgs{n: 1, units: ceilDiv(n, a.cols)}
-		g.of[0] = a
+		a.cols = streamCols(a.n)
+		g := streamArgs{n: 1, units: ceilDiv(a.n, a.cols)}
+		g.of[0] = *a
 		g.launch()
 		return
 	}
@@ -115,7 +122,8 @@ const codedCols = 64
 // codedArgs are the arguments of one launch; cols is what a unit takes.
 type codedArgs struct {
 	y, x, bias    []float32
-	w, panels     []byte // panels may be nil
+	w, panels     []byte    // panels may be nil
+	fp8           FP8Matrix // of codedFP8
 	ids           []int32
 	coding        Coding
 	order         Rows
@@ -131,6 +139,10 @@ var (
 // widen fills y with the numbers of a row of w from column j on; both j and the
 // length are whole blocks.
 func (a *codedArgs) widen(y []float32, row, j int) {
+	if a.coding == codedFP8 {
+		a.fp8.widen(y, row, j)
+		return
+	}
 	a.coding.widen(y, a.w[a.order.at(row)*a.coding.Bytes(a.k)+a.coding.Bytes(j):])
 }
 

@@ -51,6 +51,9 @@ func streamQ4_0(t *codedTile)
 //go:noescape
 func streamQ4_1(t *codedTile)
 
+//go:noescape
+func streamE4M3(t *fp8Tile)
+
 // stream runs the tile.
 func (t *codedTile) stream(c Coding) {
 	switch c {

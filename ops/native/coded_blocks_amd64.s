@@ -35,36 +35,6 @@
 	VPMOVDW   Z9, Y9                     \
 	VCVTPH2PS Y9, Z9
 
-// FOURS transposes 16 bytes of 16 rows, at off: word i of all rows is in the
-// register i of its results. Z12 to Z15 are free.
-#define FOURS(off, c0, c1, c2, c3) \
-	VMOVDQU off(BX), X12                              \
-	VINSERTI32X4 $1, off(R8), Z12, Z12                \
-	VINSERTI32X4 $2, off(R9), Z12, Z12                \
-	VINSERTI32X4 $3, off(R12), Z12, Z12               \
-	VMOVDQU off(BX)(AX*1), X13                        \
-	VINSERTI32X4 $1, off(R8)(AX*1), Z13, Z13          \
-	VINSERTI32X4 $2, off(R9)(AX*1), Z13, Z13          \
-	VINSERTI32X4 $3, off(R12)(AX*1), Z13, Z13         \
-	VMOVDQU off(BX)(AX*2), X14                        \
-	VINSERTI32X4 $1, off(R8)(AX*2), Z14, Z14          \
-	VINSERTI32X4 $2, off(R9)(AX*2), Z14, Z14          \
-	VINSERTI32X4 $3, off(R12)(AX*2), Z14, Z14         \
-	VMOVDQU off(BX)(DX*1), X15                        \
-	VINSERTI32X4 $1, off(R8)(DX*1), Z15, Z15          \
-	VINSERTI32X4 $2, off(R9)(DX*1), Z15, Z15          \
-	VINSERTI32X4 $3, off(R12)(DX*1), Z15, Z15         \
-	VUNPCKLPS Z13, Z12, c0  \
-	VUNPCKHPS Z13, Z12, c2  \
-	VUNPCKLPS Z15, Z14, c1  \
-	VUNPCKHPS Z15, Z14, c3  \
-	VUNPCKHPD c1, c0, Z12   \
-	VUNPCKLPD c1, c0, c0    \
-	VUNPCKHPD c3, c2, Z13   \
-	VUNPCKLPD c3, c2, c2    \
-	VMOVAPS   Z12, c1       \
-	VMOVAPS   Z13, c3
-
 // NUMBERn adds the products of the column in Z12 with n rows of x.
 #define NUMBER1(at) \
 	VFMADD231PS.BCST at(SI), Z12, Z24

@@ -10,6 +10,8 @@ func codedSteps(Coding) (step int, of func(y *float32, x *byte, n int)) { return
 
 func (t *codedTile) stream(Coding) {}
 
+func streamE4M3(*fp8Tile) {}
+
 func (t *panelTile) run(Coding) {}
 
 func panelRows(Coding, *float32, *byte, int) {}

@@ -33,10 +33,18 @@ type codedTile struct {
 	left [2]int // 104
 }
 
+// codedFew is the rows of x up to which tiles, each of gemmFew rows, which widen the
+// weight for themselves, are faster than products with pieces that are widened
+// once.
+const codedFew = 32
+
 // streams says that there are tiles for the product, but for its last columns.
 func (a *codedArgs) streams() bool {
 	half := int(a.order) / 2
-	return gemmKernel >= avx512Kernel && a.m > 0 && a.m <= gemmFew && a.k > 0 && a.k%32 == 0 &&
+	if a.coding == codedFP8 && (a.k%64 != 0 || a.fp8.Format != E4M3 || !a.fp8.streams()) {
+		return false
+	}
+	return gemmKernel >= avx512Kernel && a.m > 0 && a.m <= codedFew && a.k > 0 && a.k%32 == 0 &&
 		half%codedTileCols == 0
 }
 
@@ -54,10 +62,6 @@ type CodedLinear struct {
 	Rows   Rows
 	N      int
 }
-
-// CodedFew is the most rows of x for which LinearsCoded is better than one
-// LinearCoded after the other.
-const CodedFew = gemmFew
 
 // LinearsCoded computes several LinearCoded of one x.
 func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
@@ -115,8 +119,8 @@ func (g *streamArgs) launch() {
 }
 
 func linearStreamLane(g *streamArgs, lane int) {
-	// All of x at once: it may come from another core's cache.
-	fetchLines(unsafe.Pointer(&g.of[0].x[0]), g.of[0].m*g.of[0].k*4)
+	// x at once: it may come from another core's cache.
+	fetchLines(unsafe.Pointer(&g.of[0].x[0]), min(g.of[0].m, gemmFew)*g.of[0].k*4)
 	for i := range g.lanes {
 		l := (lane + i) % g.lanes
 		start, end := l*g.units/g.lanes, (l+1)*g.units/g.lanes
@@ -155,19 +159,27 @@ func (a *codedArgs) stream(unit int) {
 			a.widened(j, end-j)
 			return
 		}
-		var t codedTile
-		t.rows, t.k = a.m, a.k
-		t.x, t.ldx = unsafe.Pointer(&a.x[0]), a.k*4
-		t.w, t.ldw = unsafe.Pointer(&a.w[a.order.at(j)*row]), row
-		if a.order > 0 {
-			t.ldw *= 2
+		for i := 0; i < a.m; i += gemmFew {
+			var e fp8Tile
+			t := &e.codedTile
+			t.rows, t.k = min(gemmFew, a.m-i), a.k
+			t.x, t.ldx = unsafe.Pointer(&a.x[i*a.k]), a.k*4
+			t.w, t.ldw = unsafe.Pointer(&a.w[a.order.at(j)*row]), row
+			if a.order > 0 {
+				t.ldw *= 2
+			}
+			if a.bias != nil {
+				t.s = unsafe.Pointer(&a.bias[j])
+			}
+			t.y, t.ldy = unsafe.Pointer(&a.y[i*a.n+j]), a.n*4
+			t.fetch(a, j)
+			if a.coding != codedFP8 {
+				t.stream(a.coding)
+			} else if !a.fp8Stream(&e, j) {
+				a.widened(j, codedTileCols)
+				break
+			}
 		}
-		if a.bias != nil {
-			t.s = unsafe.Pointer(&a.bias[j])
-		}
-		t.y, t.ldy = unsafe.Pointer(&a.y[j]), a.n*4
-		t.fetch(a, j)
-		t.stream(a.coding)
 	}
 }
 

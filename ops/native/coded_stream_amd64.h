@@ -19,7 +19,10 @@
 	W(at+112, Z1, Y1, a, b, c, d)   \
 	W(at+120, Z0, Y0, a, b, c, d)
 
-// WORDn adds the products of a word's two k with n rows of x.
+// WORDn adds the products of a word's two k with n rows of x. WIDEN(z, y), which
+// the including file defines, turns a word (y is the lower half of z) into two
+// columns of float32: that of the smaller k in Z17, the other in z. Z18 may hold
+// what WIDEN needs.
 #define WORD1(at, z, y, a, b, c, d) \
 	WIDEN(z, y)                           \
 	PREFETCHT0 (((at)&127)*8)(R15)        \
@@ -43,6 +46,10 @@
 
 // BLOCK is 16 rows of w by 32 of k of the first cut; BLOCKS that and 32 of the
 // second.
+#define CUT 8
+#define SHIFT 5
+#define XBYTES 2
+#define LAST
 #define BLOCK(W) \
 	TRANSPOSE(0)                    \
 	WORDS(W, 0, Z24, Z26, Z28, Z30) \
@@ -82,3 +89,33 @@
 	VADDPS (R10), c0, c0   \
 	ADDQ   56(DI), R10     \
 	PLAIN(c0, c1)
+
+// FOURS transposes 16 bytes of 16 rows, at off: word i of all rows is in the
+// register i of its results. Z12 to Z15 are free.
+#define FOURS(off, c0, c1, c2, c3) \
+	VMOVDQU off(BX), X12                              \
+	VINSERTI32X4 $1, off(R8), Z12, Z12                \
+	VINSERTI32X4 $2, off(R9), Z12, Z12                \
+	VINSERTI32X4 $3, off(R12), Z12, Z12               \
+	VMOVDQU off(BX)(AX*1), X13                        \
+	VINSERTI32X4 $1, off(R8)(AX*1), Z13, Z13          \
+	VINSERTI32X4 $2, off(R9)(AX*1), Z13, Z13          \
+	VINSERTI32X4 $3, off(R12)(AX*1), Z13, Z13         \
+	VMOVDQU off(BX)(AX*2), X14                        \
+	VINSERTI32X4 $1, off(R8)(AX*2), Z14, Z14          \
+	VINSERTI32X4 $2, off(R9)(AX*2), Z14, Z14          \
+	VINSERTI32X4 $3, off(R12)(AX*2), Z14, Z14         \
+	VMOVDQU off(BX)(DX*1), X15                        \
+	VINSERTI32X4 $1, off(R8)(DX*1), Z15, Z15          \
+	VINSERTI32X4 $2, off(R9)(DX*1), Z15, Z15          \
+	VINSERTI32X4 $3, off(R12)(DX*1), Z15, Z15         \
+	VUNPCKLPS Z13, Z12, c0  \
+	VUNPCKHPS Z13, Z12, c2  \
+	VUNPCKLPS Z15, Z14, c1  \
+	VUNPCKHPS Z15, Z14, c3  \
+	VUNPCKHPD c1, c0, Z12   \
+	VUNPCKLPD c1, c0, c0    \
+	VUNPCKHPD c3, c2, Z13   \
+	VUNPCKLPD c3, c2, c2    \
+	VMOVAPS   Z12, c1       \
+	VMOVAPS   Z13, c3

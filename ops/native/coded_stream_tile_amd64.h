@@ -1,25 +1,26 @@
-// The body of a tile of few rows on a weight stored in 16 bits, for the file that
-// includes it inside a TEXT with the argument t: y = x w^T + s for 1 to 4 rows of
-// x and 16 rows of w, through all of k. 16 rows of w by 32 of k are transposed as
-// words of two neighbours along k, and WIDEN(z, y), which the including file
-// defines, turns such words (y is the lower half of z) into two columns of
-// float32: that of the smaller k in Z17, the other in z. Z18 may hold what WIDEN
-// needs. Every sum is one chain in the order of k, cut every 256 as Gemm's is;
-// two cuts go side by side, or the chain would be the bound.
+// The body of a tile of few rows on a weight stored in 16 or 8 bits, for the file
+// that includes it inside a TEXT with the argument t: y = x w^T + s for 1 to 4
+// rows of x and 16 rows of w, through all of k. The including file defines BLOCK
+// and BLOCKS, which take 16 rows of w by 64 bytes, CUT, the blocks of 256 k, SHIFT,
+// the binary logarithm of a block's k, XBYTES, the bytes of x for a byte of w, and
+// LAST, what is done at the end. Every sum is one chain in the order of k, cut
+// every 256 as Gemm's is; two cuts go side by side, or the chain would be the
+// bound.
 //
 //	Z24..Z31   sums: row i is Z(24+2i) of the first cut, Z(25+2i) of the second
 //	DI args, SI x, R10 its row stride, R11 3 times that, AX row stride of w,
-//	DX 3 times that, BX R8 R9 R12 w at rows 0, 4, 8, 12, R14 blocks of 32 k
-//	left, CX those of this loop, R15 what is fetched ahead
+//	DX 3 times that, BX R8 R9 R12 w at rows 0, 4, 8, 12, R14 blocks left, CX
+//	those of this loop, R15 what is fetched ahead
 //
-// Bound: for the 1 KB of a block 64 shuffles and 64 other steps on the vector
-// ports, 32 cycles or more; from memory the read. While a block is computed, 1 KB
-// of what comes next is fetched, a line a word: all at once, or fetched beyond
-// the first level cache, they hold up the loads (27 and 29 GB/s, not 34).
+// Bound in 16 bits: for the 1 KB of a block 64 shuffles and 64 other steps on the
+// vector ports, 32 cycles or more; from memory the read. While a block is
+// computed, 1 KB of what comes next is fetched, a line a word: all at once, or
+// fetched beyond the first level cache, they hold up the loads (27 and 29 GB/s,
+// not 34).
 
 	MOVQ t+0(FP), DI
 	MOVQ 8(DI), R14
-	SHRQ $5, R14
+	SHRQ $SHIFT, R14
 	MOVQ 16(DI), SI
 	MOVQ 24(DI), R10
 	LEAQ (R10)(R10*2), R11
@@ -36,7 +37,7 @@ cut:
 	ZERO(Z26, Z27)
 	ZERO(Z28, Z29)
 	ZERO(Z30, Z31)
-	MOVQ $8, R13
+	MOVQ $CUT, R13
 	MOVQ R14, CX
 	SUBQ R13, CX
 	JGT  two
@@ -119,7 +120,7 @@ keep:
 	ADDQ  R13, R8
 	ADDQ  R13, R9
 	ADDQ  R13, R12
-	LEAQ  (SI)(R13*2), SI
+	LEAQ  (SI)(R13*XBYTES), SI
 	TESTQ R10, R10
 	JZ    plain
 	KEEP(Z24, Z25)
@@ -159,12 +160,13 @@ kept:
 	JZ    done
 	CMPQ  88(DI), $1024
 	JEQ   cut
-	LEAQ  1024(BX), R15
-	CMPQ  R14, $16
+	LEAQ  (CUT*128)(BX), R15
+	CMPQ  R14, $(2*CUT)
 	JGT   cut
 	MOVQ  96(DI), R15
 	JMP   cut
 
 done:
+	LAST
 	VZEROUPPER
 	RET

@@ -175,7 +175,7 @@ func TestStreamedOddNumbers(t *testing.T) {
 func oddNumbers(t *testing.T, n, k int, product func(y, x []float32, w []byte, c Coding, m int)) {
 	r := rand.New(rand.NewPCG(9, 9))
 	for _, c := range []Coding{CodedBF16, CodedF16} {
-		for m := 1; m <= gemmFew; m++ {
+		for m := 1; m <= gemmFew+2; m++ {
 			w := make([]byte, c.Bytes(n*k))
 			for i := range w {
 				w[i] = byte(r.Uint32())
@@ -210,7 +210,7 @@ func TestStreamedOddSteps(t *testing.T) {
 	const n, k = 32, 320
 	r := rand.New(rand.NewPCG(8, 9))
 	for _, c := range []Coding{CodedQ8_0, CodedQ4_0, CodedQ4_1} {
-		for m := 1; m <= gemmFew; m++ {
+		for m := 1; m <= gemmFew+2; m++ {
 			w := make([]byte, n*c.Bytes(k))
 			for i := range w {
 				w[i] = byte(r.Uint32())

@@ -411,8 +411,9 @@ func BenchmarkFP8Linear(b *testing.B) {
 // TestFP8WeightLinearIsLinearOnTheWidenedWeight, bit for bit, and so has its
 // accuracy; a row has the same bits alone and in a batch.
 func TestFP8WeightLinearIsLinearOnTheWidenedWeight(t *testing.T) {
-	for _, s := range []struct{ m, n, k int }{{1, 1, 1}, {1, 100, 300}, {3, 33, 257}, {32, 70, 64}, {33, 70, 64}, {50, 129, 513}, {2, 40, 0}, {0, 3, 4}} {
-		for _, grid := range fp8Grids(s.n, s.k)[:4] {
+	for _, s := range []struct{ m, n, k int }{{1, 1, 1}, {1, 100, 300}, {3, 33, 257}, {32, 70, 64}, {33, 70, 64}, {50, 129, 513}, {2, 40, 0}, {0, 3, 4},
+		{1, 300, 64}, {2, 64, 1600}, {3, 150, 576}, {4, 40, 1088}, {5, 96, 640}, {30, 100, 64}, {40, 96, 192}} {
+		for _, grid := range append(fp8Grids(s.n, s.k)[:4], FP8Blocks{s.n, s.k, 16, 128}) {
 			for _, f := range []FP8{E4M3, E5M2} {
 				w, _ := fp8Operand("w", grid, f)
 				x := optest.Cast[float32](optest.Normals("x", s.m*s.k, 1))
@@ -429,6 +430,53 @@ func TestFP8WeightLinearIsLinearOnTheWidenedWeight(t *testing.T) {
 						}))
 					})
 				}
+			}
+		}
+	}
+}
+
+// TestFP8StreamedOddNumbers holds few rows to the bits of the widened weight where
+// codes are NaN, where steps are of every kind, and where activations are.
+func TestFP8StreamedOddNumbers(t *testing.T) {
+	const n, k = 256, 640
+	r := rand.New(rand.NewPCG(7, 9))
+	for _, grid := range []FP8Blocks{FP8PerTensor(n, k), FP8PerRow(n, k), {n, k, 128, 128}} {
+		for _, odd := range []string{"codes", "steps", "x"} {
+			for m := 1; m <= gemmFew+2; m++ {
+				w := FP8Matrix{grid, E4M3, make([]byte, n*k), make([]float32, grid.Steps())}
+				for i := range w.Codes {
+					w.Codes[i] = byte(r.Uint32())
+					if odd != "codes" && w.Codes[i]&0x7f == 0x7f || i/k%2 == 0 {
+						w.Codes[i] &^= 0x38 // finite, and many subnormal ones
+					}
+				}
+				for i := range w.Steps {
+					w.Steps[i] = float32(r.NormFloat64()) * 1e-3
+					if odd == "steps" && i%3 > 0 {
+						w.Steps[i] = math.Float32frombits(r.Uint32())
+					}
+				}
+				x, want, got := normals[float32](r, m*k), make([]float32, m*n), nans[float32](m*n)
+				for i := range x {
+					if odd == "x" {
+						x[i] = math.Float32frombits(r.Uint32())
+					}
+				}
+				wide := make([]float32, n*k)
+				FP8Dequantize(wide, w.Codes, w.Steps, w.FP8Blocks, w.Format)
+				Linear(want, x, wide, nil, m, n, k)
+				FP8WeightLinear(got, x, w, nil, m, n, k)
+				finite := 0
+				for i, v := range want {
+					if v != v { // one NaN is as good as another
+						require.True(t, got[i] != got[i], "%d", i)
+						want[i], got[i] = 0, 0
+					} else {
+						finite++
+					}
+				}
+				require.True(t, finite > 0 || odd == "x", "%s %v", odd, grid)
+				requireSameBits(t, want, got)
 			}
 		}
 	}

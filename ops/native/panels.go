@@ -67,14 +67,16 @@ func fillPanelsUnit(a *panelArgs, unit int) {
 
 // panel computes panelCols columns of y.
 func (a *codedArgs) panel(unit int) {
-	var t panelTile
 	j := unit * panelCols
-	t.rows, t.blocks = a.m, a.k/32
-	t.x, t.ldx = unsafe.Pointer(&a.x[0]), a.k*4
-	t.w = unsafe.Pointer(&a.panels[j*a.k*2])
-	if a.bias != nil {
-		t.s = unsafe.Pointer(&a.bias[j])
+	for i := 0; i < a.m; i += gemmFew {
+		var t panelTile
+		t.rows, t.blocks = min(gemmFew, a.m-i), a.k/32
+		t.x, t.ldx = unsafe.Pointer(&a.x[i*a.k]), a.k*4
+		t.w = unsafe.Pointer(&a.panels[j*a.k*2])
+		if a.bias != nil {
+			t.s = unsafe.Pointer(&a.bias[j])
+		}
+		t.y, t.ldy = unsafe.Pointer(&a.y[i*a.n+j]), a.n*4
+		t.run(a.coding)
 	}
-	t.y, t.ldy = unsafe.Pointer(&a.y[j]), a.n*4
-	t.run(a.coding)
 }

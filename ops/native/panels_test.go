@@ -54,7 +54,7 @@ func TestPanelsGiveTheBitsOfTheWeight(t *testing.T) {
 			w := randomCoded(r, c, n*k)
 			wide := make([]float32, n*k)
 			c.widen(wide, w)
-			for _, m := range []int{1, 2, 3, 4, 5, 60} {
+			for _, m := range []int{1, 2, 3, 4, 5, 31, 60} {
 				x, bias := normals[float32](r, m*k), normals[float32](r, n)
 				for _, b := range [][]float32{nil, bias} {
 					want := make([]float32, m*n)
