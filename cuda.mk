@@ -20,6 +20,8 @@ PIP ?= python3 -m pip
 PIP_INTO := $(PIP) install --quiet --no-deps --disable-pip-version-check --root-user-action ignore --target $(CUDA_ROOT).toolchain
 CC ?= cc
 SANITIZE_JOBS ?= $(shell nproc)
+# Later than the compiler: before 2026.1 racecheck reports races that warpgroups and barriers across a cluster rule out.
+SANITIZER := $(CUDA_ROOT).toolchain/sanitizer/nvidia/cu13/bin/compute-sanitizer
 
 CUDA_CFLAGS := -O2 -g -I$(CUDA_DRIVER)/include -I$(CUDA_PREFIX)/include
 CUDA_LDFLAGS := -L$(CUDA_STUB)
@@ -39,6 +41,9 @@ $(CUDA_PREFIX)/bin/nvcc:
 $(CUDA_PREFIX)/include/cuda.h:
 	$(if $(CUDA_HOME),$(error CUDA_HOME=$(CUDA_HOME) has no include/cuda.h))
 	$(PIP_INTO) --upgrade 'nvidia-cuda-runtime==$(CUDA_VERSION)'
+
+$(SANITIZER):
+	$(PIP_INTO)/sanitizer 'nvidia-cuda-sanitizer-api==13.5.*'
 
 kernels: toolchain
 	cd $(CUDA_ROOT) && go run ./kernels/kernelc -cuda $(CUDA_PREFIX)
@@ -66,9 +71,9 @@ gpu-test: headers stub
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu ./kernels/... ./ops/cuda/... ./models/backend ./examples/bench ./examples/fp8 ./examples/generate ./examples/kda ./examples/plan
 
 # A process for each test: the tools do one thing at a time, the tests need not.
-sanitize: headers stub
+sanitize: headers stub $(SANITIZER)
 	cd $(CUDA_ROOT) && $(CUDA_ENV) go test -tags gpu -c -o build/cuda.test ./ops/cuda
 	cd $(CUDA_ROOT)ops/cuda && for tool in memcheck racecheck initcheck synccheck; do \
 		echo "== $$tool" && mkdir -p $(CUDA_ROOT)build/$$tool && $(CUDA_ROOT)build/cuda.test -test.list TestDevice | grep ^TestDevice | grep -v Speed | \
-		REQUIRE_CUDA=1 xargs -P $(SANITIZE_JOBS) -I NAME sh -c 'compute-sanitizer --tool $$1 --show-backtrace no --report-api-errors no --error-exitcode 9 \
+		REQUIRE_CUDA=1 xargs -P $(SANITIZE_JOBS) -I NAME sh -c '$(SANITIZER) --tool $$1 --show-backtrace no --report-api-errors no --error-exitcode 9 \
 			$(CUDA_ROOT)build/cuda.test -test.short -test.run "^$$2$$" > $(CUDA_ROOT)build/$$1/$$2.log 2>&1 || { cat $(CUDA_ROOT)build/$$1/$$2.log; exit 1; }' sh $$tool NAME || exit 1; done
