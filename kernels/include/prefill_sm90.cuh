@@ -7,7 +7,6 @@
 #include "hopper.cuh"
 
 namespace {
-constexpr int ROWS = 128;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 struct Params {
@@ -27,7 +26,7 @@ struct Params {
   int tiles, items;  // of query rows: of a request, ragged of the batch; all of them, for every head
 };
 
-// What a block works on: 128 rows of a head, and the tiles of keys that they see.
+// What a block works on: 128 or 192 rows of a head, and the tiles of keys that they see.
 struct Item {
   int head, kv_head, request, q_first, row0, lq, lk, first_page, pages, tile0, tiles, done;  // done: tiles of keys of the block's items before
 };
@@ -53,6 +52,9 @@ template <class T> struct Exponents {  // of two numbers in a word
 template <> struct Exponents<f16> {
   static constexpr uint32_t MASK = 0x7c007c00u;
 };
+
+// Warpgroups of 64 rows each, beside the producer.
+constexpr int prefill_groups(int d, bool codes) { return d == 64 && !codes ? 3 : 2; }
 }  // namespace
 
 #ifdef SEAFAN_HOPPER
@@ -97,8 +99,8 @@ __device__ __forceinline__ void widen_tiles(const Pools& pools, int heads, int h
       *(uint4*)(row + (first ^ 16)) = make_uint4(x[4], x[5], x[6], x[7]);
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-    if (lane == 0) filled(n / 2, n % 2);
+    __syncwarp();  // on together, not lane by lane
+    filled(n / 2, n % 2);
   }
 }
 
@@ -132,6 +134,15 @@ template <class T, int BLOCKS> __device__ __forceinline__ void narrow_query(unsi
     if (thread % 8 == 0) scales[i * 16 + thread / 8] = fabsf(scale) * (std::is_same<T, f16>::value ? 1 : __uint_as_float((exponent - 14) << 23));
   }
 }
+
+// The descriptor of what lies so many bytes behind, by one addition: between two products there is no time to make another.
+__device__ __forceinline__ uint64_t behind(uint64_t d, uint32_t bytes) {
+  uint32_t low, high;
+  asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(d));
+  low += bytes >> 4;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "r"(high));
+  return d;
+}
 #endif
 
 template <class T, int D, int KEYS, bool PAGED, class Source>
@@ -139,9 +150,10 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
 #ifdef SEAFAN_HOPPER
   constexpr bool CODES = std::is_same<Source, Pools>::value;
   typedef typename std::conditional<CODES, f16, T>::type W;  // of the products
-  constexpr int ITEMS = 4, STAGES = 2, RAW = D > 128 ? 2 : 4, BLOCKS = D / 64, QB = ROWS * 128, KB = KEYS * 128, Q = BLOCKS * QB, TILE = BLOCKS * KB;
+  constexpr int ITEMS = 4, STAGES = 2, GROUPS = prefill_groups(D, CODES), ROWS = GROUPS * 64, RAW = D > 128 ? 2 : 4, BLOCKS = D / 64, QB = ROWS * 128, OWN = 64 * 128, KB = KEYS * 128, Q = BLOCKS * QB, TILE = BLOCKS * KB;
+  constexpr bool LAZY = D > 64;  // a row is scaled again when its maximum has grown by more than 2^8, which f16 bears
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ uint64_t item_full[ITEMS], q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+  __shared__ uint64_t item_full[ITEMS], item_empty[ITEMS], q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
   __shared__ Item items[ITEMS];
   __shared__ int next, handed_on;  // of the thread that hands items on, not in a register of every producer: the next item, tiles of keys
   __shared__ int bad[KEYS];
@@ -153,13 +165,16 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
   if (threadIdx.x == 0) {
     next = blockIdx.x, handed_on = 0;
     barrier_init(&q_full, 1);
-    barrier_init(&q_empty, 2);
-    for (int i = 0; i < ITEMS; i++) barrier_init(item_full + i, 1);
+    barrier_init(&q_empty, GROUPS);
+    for (int i = 0; i < ITEMS; i++) {
+      barrier_init(item_full + i, 1);
+      barrier_init(item_empty + i, (CODES ? 128 : 32) + GROUPS * 128);  // all who look at it
+    }
     for (int i = 0; i < STAGES; i++) {
-      barrier_init(k_full + i, CODES ? 4 : 1);
-      barrier_init(v_full + i, CODES ? 4 : 1);
-      barrier_init(k_empty + i, 2);
-      barrier_init(v_empty + i, 2);
+      barrier_init(k_full + i, CODES ? 128 : 1);
+      barrier_init(v_full + i, CODES ? 128 : 1);
+      barrier_init(k_empty + i, GROUPS);
+      barrier_init(v_empty + i, CODES ? GROUPS * 128 : GROUPS);
     }
     barrier_init_fence();
     prefetch_map(&qmap);
@@ -207,11 +222,12 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
   };
 
   if (group == 0) {
-    registers_give<CODES ? D == 64 ? 56 : 40 : 24>();
+    registers_give<GROUPS == 3 ? 32 : CODES && D == 64 ? 56 : 40>();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Hands on the next item; false: there was none left.
     auto hand_on = [&](int j) {
       Item& item = items[j % ITEMS];
+      barrier_wait(item_empty + j % ITEMS, (j / ITEMS & 1) ^ 1);
       bool found = false;
       while (next < p.items && !found) {
         found = look_up(next, item);
@@ -254,6 +270,7 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
           return (values ? vring : kring) + (item.done + it) % STAGES * TILE;
         };
         auto filled = [&](int it, bool values) { barrier_arrive((values ? v_full : k_full) + (item.done + it) % STAGES); };
+        if (tiles == 0) begun();  // no tile at which to load the query
         widen_tiles<D, KEYS, RAW>(source, p.hk, item.kv_head, item.lk, (item.tile0 + tiles - 1) * KEYS, tiles, shared_address(vring + STAGES * TILE), find, begun, free, filled);
       } else {
         // A lane copies a box: 64 columns of all keys of a tile, or of those in a page.
@@ -279,9 +296,10 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
           if (n % 2) at -= KEYS;
         }
       }
+      barrier_arrive(item_empty + j % ITEMS);
     }
   }
-  registers_take<CODES ? D == 64 ? 224 : 232 : 240>();
+  registers_take<GROUPS == 3 ? 160 : CODES && D == 64 ? 224 : 232>();
   const int wg = __shfl_sync(~0u, group - 1, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool leader = threadIdx.x % 128 == 0;
   for (int j = 0;; j++) {
@@ -300,7 +318,7 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
     for (int i = 0; i < D / 2; i++) o[i] = 0;
     barrier_wait(&q_full, j & 1);
     if constexpr (CODES) {
-      narrow_query<T, BLOCKS>(qs + wg * (QB / 2), QB, scales + wg * 64, source.k_steps[item.kv_head] * p.scale);
+      narrow_query<T, BLOCKS>(qs + wg * OWN, QB, scales + wg * 64, source.k_steps[item.kv_head] * p.scale);
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       asm volatile("bar.sync %0, 128;" ::"r"(wg + 2) : "memory");
     }
@@ -315,8 +333,8 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
     auto partial = [&](int key0) {
       return key0 + KEYS > lk || (p.causal && key0 + KEYS - 1 > row0 + shift) || (p.window >= 0 && key0 < row0 + ROWS - 1 + shift - p.window);
     };
-    auto scores = [&](int slot) {
-      const uint32_t a = shared_address(qs) + wg * (QB / 2), b = shared_address(kring + slot * TILE);
+    auto scores = [&](uint64_t keys) {
+      const uint64_t a = descriptor(shared_address(qs) + wg * OWN);
       // All registers of both products are settled before either starts.
       wgmma_pin(s);
       wgmma_pin(o);
@@ -324,10 +342,10 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < D / 16; j++)
-        Wgmma<W, KEYS, 0>::shared(s, descriptor(a + j / 4 * QB + j % 4 * 32), descriptor(b + j / 4 * KB + j % 4 * 32), j);
+        Wgmma<W, KEYS, 0>::shared(s, behind(a, j / 4 * QB + j % 4 * 32), behind(keys, j / 4 * KB + j % 4 * 32), j);
       wgmma_commit();
     };
-    // Zeroes what is not finite in a tile of V and notes its rows. Both warpgroups take part. Mostly nothing is: words of two
+    // Zeroes what is not finite in a tile of V and notes its rows. Every warpgroup of rows takes part. Mostly nothing is: words of two
     // numbers are looked at, whose exponents of ones carry into their signs.
     auto cleanse = [&](int slot) {
       constexpr uint32_t EXPONENTS = Exponents<W>::MASK, ONE = EXPONENTS & ~(EXPONENTS << 1);
@@ -335,30 +353,29 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       const uint4* words = (const uint4*)(vring + slot * TILE);
       uint32_t found = 0;
 #pragma unroll 4
-      for (int part = thread; part < TILE / 16; part += 256) {
+      for (int part = thread; part < TILE / 16; part += GROUPS * 128) {
         const uint4 w = words[part];
         found |= (((w.x & EXPONENTS) + ONE) | ((w.y & EXPONENTS) + ONE) | ((w.z & EXPONENTS) + ONE) | ((w.w & EXPONENTS) + ONE)) & 0x80008000u;
       }
       int dirty_tile;
-      asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\tbar.red.or.pred q, 1, 256, p;\n\tselp.s32 %0, 1, 0, q;\n\t}" : "=r"(dirty_tile) : "r"(found) : "memory");
+      asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\tbar.red.or.pred q, 1, %2, p;\n\tselp.s32 %0, 1, 0, q;\n\t}" : "=r"(dirty_tile) : "r"(found), "n"(GROUPS * 128) : "memory");
       if (!dirty_tile) return false;
       if (thread < KEYS) bad[thread] = 0;
-      asm volatile("bar.sync 1, 256;" ::: "memory");
+      asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
 #pragma unroll 1
-      for (int part = thread; part < TILE / 16; part += 256) {
+      for (int part = thread; part < TILE / 16; part += GROUPS * 128) {
         W* v = (W*)(vring + slot * TILE + part * 16);
         Pack<W> x = load16(v);
         bool dirty = false;
 #pragma unroll
         for (int e = 0; e < 8; e++)
           if (!isfinite(to_float(x.v[e]))) x.v[e] = from_float<W>(0.f), dirty = true;
-        if (dirty) {
-          store16(v, x);
-          bad[part % (KB / 16) / 8] = 1;
-        }
+        if (dirty) store16(v, x);
+        const uint32_t lanes = __ballot_sync(~0u, dirty) >> lane & 0xff;  // 8 have 128 bytes of a row
+        if (lanes && lane % 8 == 0) bad[part % (KB / 16) / 8] = 1;
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      asm volatile("bar.sync 1, 256;" ::: "memory");
+      asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
       return true;
     };
     auto softmax = [&](int key0) {
@@ -387,6 +404,7 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
         for (int i = 0; i < KEYS / 8; i++) x = fmaxf(x, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
         x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
         x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+        if (LAZY && (x - m[r]) * scale2[r] <= 8) x = m[r];
         c[r] = x == -INFINITY ? 1.f : power2((m[r] - x) * scale2[r]);
         m[r] = x;
         const float base = x == -INFINITY ? 0.f : x * scale2[r];
@@ -406,11 +424,10 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
 #pragma unroll
         for (int e = 0; e < 4; e++) pf[j][e] = pack2<W>(s[8 * j + 2 * e], s[8 * j + 2 * e + 1]);
     };
-    auto values = [&](int slot) {
-      const uint32_t b = shared_address(vring + slot * TILE);
+    auto values = [&](uint64_t v) {
       wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < KEYS / 16; j++) Wgmma<W, D, 1>::mixed(o, pf[j], descriptor(b + j * 2048, KB), 1);
+      for (int j = 0; j < KEYS / 16; j++) Wgmma<W, D, 1>::mixed(o, pf[j], behind(v, j * 2048), 1);
       wgmma_commit();
     };
     // Rows that see a key whose value was not finite become NaN.
@@ -434,30 +451,34 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       if (leader) barrier_arrive(&q_empty);
     }
     if (tiles > 0) {
+      // Descriptors of the keys and of the values of step it, uniform to the compiler, which otherwise moves each to where wgmma finds it.
+      auto keys = [&](int it) { return descriptor(shared_address(kring + __shfl_sync(~0u, (done + it) % STAGES, 0) * TILE)); };
+      auto value = [&](int it) { return descriptor(shared_address(vring + __shfl_sync(~0u, (done + it) % STAGES, 0) * TILE), KB); };
+      auto give_turn = [](int to) { asm volatile("bar.arrive %0, 256;" ::"r"(to + 5) : "memory"); };
       auto scored = [&](int it) {  // the scores of step it are there: their keys, in the end the query too, are no longer needed
         if (!leader) return;
         barrier_arrive(k_empty + (done + it) % STAGES);
         if (it == tiles - 1) barrier_arrive(&q_empty);
       };
       barrier_wait(k_full + done % STAGES, done / STAGES & 1);
-      scores(done % STAGES);
+      scores(keys(0));
       wgmma_wait<0>();
       wgmma_pin(s);
       scored(0);
       softmax((tile0 + tiles - 1) * KEYS);
       pack();
       ready(0);
-      if (wg && tiles > 1) asm volatile("bar.arrive 4, 256;" ::: "memory");
+      if (wg == GROUPS - 1 && tiles > 1) give_turn(0);
       for (int it = 1; it < tiles; it++) {
         const int slot = (done + it) % STAGES, old = (done + it - 1) % STAGES;
         barrier_wait(k_full + slot, (done + it) / STAGES & 1);
-        // The warpgroups take turns: one's products run beside the other's softmax.
-        if (wg) asm volatile("bar.sync 5, 256;" ::: "memory");
-        else asm volatile("bar.sync 4, 256;" ::: "memory");
-        scores(slot);
-        values(old);
-        if (!wg) asm volatile("bar.arrive 5, 256;" ::: "memory");
-        else if (it + 1 < tiles) asm volatile("bar.arrive 4, 256;" ::: "memory");
+        const uint64_t k = keys(it), v = value(it - 1);
+        // The warpgroups take turns: one's products run beside the others' softmax.
+        asm volatile("bar.sync %0, 256;" ::"r"(wg + 5) : "memory");
+        scores(k);
+        values(v);
+        if (wg < GROUPS - 1) give_turn(wg + 1);
+        else if (it + 1 < tiles) give_turn(0);
         wgmma_wait<1>();
         wgmma_pin(s);
         scored(it);
@@ -465,17 +486,19 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
         ready(it);  // in front of the wait, which the compiler would otherwise put before the softmax
         wgmma_wait<0>();
         wgmma_pin(o);
-        if (leader) barrier_arrive(v_empty + old);
+        if (CODES || leader) barrier_arrive(v_empty + old);
+        if (!LAZY || __any_sync(~0u, c[0] != 1 || c[1] != 1)) {
 #pragma unroll
-        for (int i = 0; i < D / 8; i++) o[4 * i] *= c[0], o[4 * i + 1] *= c[0], o[4 * i + 2] *= c[1], o[4 * i + 3] *= c[1];
+          for (int i = 0; i < D / 8; i++) o[4 * i] *= c[0], o[4 * i + 1] *= c[0], o[4 * i + 2] *= c[1], o[4 * i + 3] *= c[1];
+        }
         pack();
       }
       wgmma_pin(o);
       wgmma_pin(pf);
-      values((done + tiles - 1) % STAGES);
+      values(value(tiles - 1));
       wgmma_wait<0>();
       wgmma_pin(o);
-      if (leader) barrier_arrive(v_empty + (done + tiles - 1) % STAGES);
+      if (CODES || leader) barrier_arrive(v_empty + (done + tiles - 1) % STAGES);
     }
     const int i0 = first_row(), lq = item.lq, head = item.head;
     const long q_first = item.q_first;
@@ -505,6 +528,7 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       if (p.lse && t == 0 && i < lq)
         p.lse[PAGED ? (long)head * p.tokens + q_first + i : ((long)item.request * p.hq + head) * p.lq + i] = l[r] == 0 ? -INFINITY : (top + log2f(l[r])) * LN2;
     }
+    barrier_arrive(item_empty + j % ITEMS);
   }
 #endif
 }

@@ -18,8 +18,7 @@ type Ragged struct {
 
 // AttentionPrefill launches attention of many query tokens a request. Dense: q [B,Lq,Hq,D] over k, v [B,Lk,Hk,D] by strides
 // (elements; zero means packed), out packed, lse [B,Hq,Lq]. Ragged: packed q [T,Hq,D] over pages, lse [Hq,T]. Causal is
-// bottom-right. A row that sees no key gives 0 and lse -Inf. With KSteps and VSteps the pages hold E4M3 codes, and those
-// of a request at least as many tokens as it has queries.
+// bottom-right. A row that sees no key gives 0 and lse -Inf. With KSteps and VSteps the pages hold E4M3 codes.
 type AttentionPrefill struct {
 	Type                           DType
 	B, Hq, Hk, D, Lq, Lk           int
@@ -59,7 +58,8 @@ func WorkMap(qoIndptr []int32, rows int) (batch, index []int32, err error) {
 // TileRows is the number of query rows of a tile, for WorkMap.
 func (a AttentionPrefill) TileRows(gpu Target) int {
 	if a.hopper(gpu) {
-		return 128
+		rows, _, _ := a.hopperTiles()
+		return rows
 	}
 	return 64
 }
@@ -75,23 +75,26 @@ func (a AttentionPrefill) hopper(gpu Target) bool {
 	return a.Lk > 0 && !(a.Causal && a.Lq-a.Lk >= 128)
 }
 
-// hopperTiles are the keys of a tile of Hopper's kernel, and how many tiles of codes are on their way.
-func (a AttentionPrefill) hopperTiles() (keys, raw int) {
-	if a.D == 256 {
-		return 64, 2
+// hopperTiles are the query rows and the keys of a tile of Hopper's kernel, and how many tiles of codes are on their way.
+func (a AttentionPrefill) hopperTiles() (rows, keys, raw int) {
+	switch {
+	case a.D == 256:
+		return 128, 64, 2
+	case a.D == 64 && a.KSteps.IsNil():
+		return 192, 128, 4
 	}
-	return 128, 4
+	return 128, 128, 4
 }
 
 // shared is the shared memory of a block.
 func (a AttentionPrefill) shared(gpu Target) int {
 	codes, d := !a.KSteps.IsNil(), kernelDim(a.D)
 	if a.hopper(gpu) {
-		keys, raw := a.hopperTiles()
+		rows, keys, raw := a.hopperTiles()
 		if !codes {
 			raw = 0
 		}
-		return (128+4*keys)*2*d + 1024 + raw*keys*d
+		return (rows+4*keys)*2*d + 1024 + raw*keys*d
 	}
 	if codes {
 		return 3*64*(2*d+16) + 4*64*(d+16)
@@ -158,12 +161,12 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		{"window", int32(a.Window)}, {"causal", bit(a.Causal)}, {"scale", a.Scale}, {"softcap", a.Softcap}}
 	table := []Arg{{"qo_indptr", r.QoIndptr}, {"tile_batch", r.TileBatch}, {"tile_index", r.TileIndex}, {"page_indptr", r.Indptr}, {"page_indices", r.Indices}, {"last_page_len", r.LastPageLen}}
 	if a.hopper(q.Target()) {
-		keys, _ := a.hopperTiles()
-		qm, km, vm := a.maps(keys)
+		rows, keys, _ := a.hopperTiles()
+		qm, km, vm := a.maps(rows, keys)
 		if a.Ticket.IsNil() {
 			return fmt.Errorf("%s: a ticket is required, got ticket %v", op, a.Ticket)
 		}
-		tiles, items := ceilDiv(a.Lq, 128), a.B*ceilDiv(a.Lq, 128)*a.Hq
+		tiles, items := ceilDiv(a.Lq, rows), a.B*ceilDiv(a.Lq, rows)*a.Hq
 		if a.Ragged != nil {
 			tiles, items = r.Tiles, r.Tiles*a.Hq
 		}
@@ -175,7 +178,7 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		args = append(append(args, Arg{"out", a.Out}, Arg{"lse", a.LSE}), table...)
 		args = append(append(append(args, Arg{"sinks", a.Sinks}, Arg{"ticket", a.Ticket}), heads...), tail...)
 		args = append(args, Arg{"tiles", int32(tiles)}, Arg{"items", int32(items)})
-		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{min(q.Target().SMs, items), 1, 1}, Block: 384, Shared: a.shared(q.Target()), Overlap: overlap, Args: args})
+		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{min(q.Target().SMs, items), 1, 1}, Block: 128 + 2*rows, Shared: a.shared(q.Target()), Overlap: overlap, Args: args})
 	}
 	args := append([]Arg{{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}}, table...)
 	args = append(args, []Arg{{"mask", a.Mask}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"q_request_stride", a.QRequestStride}, {"q_token_stride", a.QTokenStride},
@@ -187,14 +190,14 @@ func (a AttentionPrefill) Launch(q Queue) error {
 	return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_%s_%v_%d", kind, a.Type, kernelDim(a.D)), Grid: [3]int{tiles, a.Hq, 1}, Block: 128, Shared: a.shared(q.Target()), Overlap: overlap, Args: args})
 }
 
-func (a AttentionPrefill) maps(keys int) (q, k, v TensorMap) {
+func (a AttentionPrefill) maps(rows, keys int) (q, k, v TensorMap) {
 	size := uint64(2)
 	d, hq, hk := uint64(a.D), uint64(a.Hq), uint64(a.Hk)
 	if r := a.Ragged; r != nil {
-		q = TensorMap{Base: a.Q, Type: a.Type, Dims: []uint64{d, hq, uint64(r.Tokens)}, Strides: []uint64{d * size, uint64(a.QTokenStride) * size}, Box: []uint32{64, 1, 128}, Swizzle: 128}
+		q = TensorMap{Base: a.Q, Type: a.Type, Dims: []uint64{d, hq, uint64(r.Tokens)}, Strides: []uint64{d * size, uint64(a.QTokenStride) * size}, Box: []uint32{64, 1, uint32(rows)}, Swizzle: 128}
 		k = TensorMap{Base: a.K, Type: a.Type, Dims: []uint64{d, hk, uint64(r.PoolTokens)}, Strides: []uint64{d * size, d * hk * size}, Box: []uint32{64, 1, uint32(min(keys, r.PageSize))}, Swizzle: 128}
 	} else {
-		q = TensorMap{Base: a.Q, Type: a.Type, Dims: []uint64{d, hq, uint64(a.Lq), uint64(a.B)}, Strides: []uint64{d * size, uint64(a.QTokenStride) * size, uint64(a.QRequestStride) * size}, Box: []uint32{64, 1, 128, 1}, Swizzle: 128}
+		q = TensorMap{Base: a.Q, Type: a.Type, Dims: []uint64{d, hq, uint64(a.Lq), uint64(a.B)}, Strides: []uint64{d * size, uint64(a.QTokenStride) * size, uint64(a.QRequestStride) * size}, Box: []uint32{64, 1, uint32(rows), 1}, Swizzle: 128}
 		k = TensorMap{Base: a.K, Type: a.Type, Dims: []uint64{d, hk, uint64(a.Lk), uint64(a.B)}, Strides: []uint64{d * size, uint64(a.KVTokenStride) * size, uint64(a.KVRequestStride) * size}, Box: []uint32{64, 1, uint32(keys), 1}, Swizzle: 128}
 	}
 	v = k

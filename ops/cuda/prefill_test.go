@@ -192,6 +192,9 @@ func TestDeviceAttentionRagged(t *testing.T) {
 			{q: []int{70, 180}, kv: []int{333, 180}, hq: 2, hk: 1, d: 256, page: 16, causal: true, window: -1, codes: true, softcap: 20, flip: true},
 			{q: []int{90}, kv: []int{150}, hq: 8, hk: 1, d: 32, page: 8, causal: true, window: -1, codes: true},
 			{q: []int{30, 1500}, kv: []int{30, 20}, hq: 32, hk: 4, d: 128, page: 16, causal: true, window: -1}, // a block has tiles in a row that see no key
+			{q: []int{30, 1500}, kv: []int{30, 20}, hq: 32, hk: 4, d: 64, page: 16, causal: true, window: -1},
+			{q: []int{30, 1500}, kv: []int{30, 20}, hq: 32, hk: 4, d: 64, page: 16, causal: true, window: -1, codes: true},
+			{q: []int{30, 1500, 300}, kv: []int{1, 0, 300}, hq: 32, hk: 4, d: 128, page: 16, causal: true, window: -1, codes: true},
 		} {
 			for _, portable := range []bool{false, true} {
 				each(t, 13, fmt.Sprintf("%v/portable=%v/%+v", dt, portable, c), func(t *testing.T) {
