@@ -5,7 +5,7 @@
 // 2 3 10 11 4 5 12 13 6 7 14 15.
 // fp8_stream_e4m3: x in E4M3 too, w in its natural order; the partial sum of each 128 k is added up in f32 registers.
 // fp8_stream_coding_TYPE: the same for M up to 8 with x in bf16 or f16, which each block codes for itself, a step for each row.
-// With _block in the name, w has a step for each 128 rows by 128 k, and partial sums of 128 k are scaled and added up.
+// With _alone in the name, a block has rows of its own. With _block, w has a step for each 128 rows by 128 k, and partial sums of 128 k are scaled and added up.
 // Epilogue: steps of rows and columns, + bias[N] (of the type of a 16-bit x, else f32), + residual[M,N] of the result's type, one rounding to bf16, f16 or
 // f32; or to E4M3 codes with a step of their own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: the
 // ring. sm_90a only; empty elsewhere. It needs local memory: 40 bytes.
@@ -86,27 +86,13 @@ template <int COLS, bool BLOCK> struct Both {
   template <class Release, class OfW, class OfX>
   static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, uint32_t second, Release release, OfW of_w, OfX of_x) {
     float part[2][COLS / 2];
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (i && !second) break;
+    auto multiply = [&](int i) {
 #pragma unroll
       for (int j = 0; j < 4; j++) Wgmma8<e4m3, e4m3, COLS>::shared(part[i], descriptor(w + i * second + j * 32), descriptor(x + j * 32), j);
       wgmma_commit();
       wgmma_pin(part[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (i && !second) break;
-      if (i == 0 && second && !BLOCK) {
-        wgmma_wait<1>();
-        wgmma_pin(part[0]);
-      } else if (!BLOCK || i == 0) {
-        wgmma_wait<0>();
-        wgmma_pin(part[0]);
-        wgmma_pin(part[1]);
-        release();
-      }
+    };
+    auto add = [&](int i) {
       const float f[2] = {BLOCK ? of_w(i, 0) : 1.f, BLOCK ? of_w(i, 1) : 1.f};
 #pragma unroll
       for (int j = 0; j < COLS / 4; j++) {
@@ -115,36 +101,66 @@ template <int COLS, bool BLOCK> struct Both {
         d[i][at] += BLOCK ? fx * f[0] * part[i][at] : part[i][at];
         d[i][at + 2] += BLOCK ? fx * f[1] * part[i][at + 2] : part[i][at + 2];
       }
+    };
+    wgmma_fence();
+    multiply(0);
+    if (second) {
+      multiply(1);
+      if (!BLOCK) {
+        wgmma_wait<1>();
+        wgmma_pin(part[0]);
+        add(0);
+      }
+      wgmma_wait<0>();
+      wgmma_pin(part[1]);
+      release();
+      if (BLOCK) {
+        wgmma_pin(part[0]);
+        add(0);
+      }
+      add(1);
+    } else {
+      wgmma_wait<0>();
+      wgmma_pin(part[0]);
+      release();
+      add(0);
     }
   }
 };
-#define BODY(COLS, DUAL, ...) stream<__VA_ARGS__, COLS, DUAL>(x, w, p)
+#define BODY(COLS, DUAL, ALONE, ...) stream<__VA_ARGS__, COLS, DUAL, ALONE>(x, w, p)
 #else
-#define BODY(COLS, DUAL, ...)
+#define BODY(COLS, DUAL, ALONE, ...)
 #endif
 
-#define KERNEL(NAME, COLS, DUAL, ...)                                                                                \
+#define KERNEL(NAME, COLS, DUAL, ALONE, ...)                                                                         \
   extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x,      \
                                                                          const __grid_constant__ CUtensorMap w,      \
                                                                          const __grid_constant__ Params p) {         \
-    BODY(COLS, DUAL, __VA_ARGS__);                                                                                   \
+    BODY(COLS, DUAL, ALONE, __VA_ARGS__);                                                                            \
   }
-#define WEIGHTS(T, COLS)                                                          \
-  KERNEL(T##_##COLS, COLS, false, Weights<T, COLS, false>)                        \
-  KERNEL(T##_##COLS##_swiglu, COLS, true, Weights<T, COLS, false>)                \
-  KERNEL(T##_##COLS##_block, COLS, false, Weights<T, COLS, true>)                 \
-  KERNEL(T##_##COLS##_block_swiglu, COLS, true, Weights<T, COLS, true>)
-#define BOTH(COLS)                                                                \
-  KERNEL(e4m3_##COLS, COLS, false, Both<COLS, false>)                             \
-  KERNEL(e4m3_##COLS##_swiglu, COLS, true, Both<COLS, false>)                     \
-  KERNEL(e4m3_##COLS##_block, COLS, false, Both<COLS, true>)                      \
-  KERNEL(e4m3_##COLS##_block_swiglu, COLS, true, Both<COLS, true>)
-#define CODING(T, NAME, DUAL)                                                                                          \
+#define WEIGHTS(T, COLS)                                                                 \
+  KERNEL(T##_##COLS, COLS, false, false, Weights<T, COLS, false>)                        \
+  KERNEL(T##_##COLS##_swiglu, COLS, true, false, Weights<T, COLS, false>)                \
+  KERNEL(T##_##COLS##_block, COLS, false, false, Weights<T, COLS, true>)                 \
+  KERNEL(T##_##COLS##_block_swiglu, COLS, true, false, Weights<T, COLS, true>)
+#define BOTH(COLS)                                                                       \
+  KERNEL(e4m3_##COLS, COLS, false, false, Both<COLS, false>)                             \
+  KERNEL(e4m3_##COLS##_swiglu, COLS, true, false, Both<COLS, false>)                     \
+  KERNEL(e4m3_##COLS##_alone, COLS, false, true, Both<COLS, false>)                      \
+  KERNEL(e4m3_##COLS##_alone_swiglu, COLS, true, true, Both<COLS, false>)                \
+  KERNEL(e4m3_##COLS##_block, COLS, false, false, Both<COLS, true>)                      \
+  KERNEL(e4m3_##COLS##_block_swiglu, COLS, true, false, Both<COLS, true>)
+#define CODING(T, NAME, DUAL, ALONE)                                                                                   \
   extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_coding_##NAME(const __grid_constant__ CUtensorMap w, \
                                                                                 const __grid_constant__ Rows<T> x,     \
                                                                                 const __grid_constant__ Params p) {    \
-    BODY(16, DUAL, Both<16, false>);                                                                                   \
+    BODY(16, DUAL, ALONE, Both<16, false>);                                                                            \
   }
+#define CODINGS(T)                              \
+  CODING(T, T##_16, false, false)               \
+  CODING(T, T##_16_swiglu, true, false)         \
+  CODING(T, T##_16_alone, false, true)          \
+  CODING(T, T##_16_alone_swiglu, true, true)
 WEIGHTS(bf16, 16)
 WEIGHTS(bf16, 32)
 WEIGHTS(bf16, 64)
@@ -154,7 +170,5 @@ WEIGHTS(f16, 64)
 BOTH(16)
 BOTH(32)
 BOTH(64)
-CODING(bf16, bf16_16, false)
-CODING(bf16, bf16_16_swiglu, true)
-CODING(f16, f16_16, false)
-CODING(f16, f16_16_swiglu, true)
+CODINGS(bf16)
+CODINGS(f16)

@@ -1,7 +1,7 @@
 // y[M,N] = x[M,K] w[N,K]^T in bf16 and f16 on Hopper for M up to 64: see stream.cuh. A stage is 64 k.
 //
 // Epilogue: + bias[N], + residual[M,N], one rounding (or f32 out). K a multiple of 8, rows aligned to 16 bytes. Shared memory: the
-// ring and 768 bytes a token. sm_90a only; empty elsewhere.
+// ring and 768 bytes a token. With _alone in the name, a block has rows of its own. sm_90a only; empty elsewhere.
 #include "stream.cuh"
 
 #ifdef SEAFAN_HOPPER
@@ -32,19 +32,20 @@ template <class T, int COLS> struct Plain {
     release();
   }
 };
-#define BODY(T, COLS, DUAL) stream<Plain<T, COLS>, COLS, DUAL>(x, w, p)
+#define BODY(T, COLS, DUAL, ALONE) stream<Plain<T, COLS>, COLS, DUAL, ALONE>(x, w, p)
 #else
-#define BODY(T, COLS, DUAL)
+#define BODY(T, COLS, DUAL, ALONE)
 #endif
 
-#define KERNEL(T, COLS, DUAL, NAME)                                                                                     \
+#define KERNEL(T, COLS, DUAL, ALONE, NAME)                                                                              \
   extern "C" __global__ void __launch_bounds__(288, 1) gemm_stream_sm90_##T##_##COLS##NAME(                             \
       const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ Params p) { \
-    BODY(T, COLS, DUAL);                                                                                                \
+    BODY(T, COLS, DUAL, ALONE);                                                                                         \
   }
-#define STREAM(T, COLS)    \
-  KERNEL(T, COLS, false, ) \
-  KERNEL(T, COLS, true, _swiglu)
+#define STREAM(T, COLS)                 \
+  KERNEL(T, COLS, false, false, )       \
+  KERNEL(T, COLS, false, true, _alone)  \
+  KERNEL(T, COLS, true, false, _swiglu)
 #define STREAMS(T) \
   STREAM(T, 8)     \
   STREAM(T, 16)    \

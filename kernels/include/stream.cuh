@@ -1,11 +1,13 @@
 // The loop of products of few rows on Hopper, whose time is that of reading w once. Kernels differ in what multiplies a stage.
 //
-// The roles are swapped: rows of w are the rows of the wgmma tile and the COLS tokens its columns. A cluster of two blocks owns
-// `tiles` tiles of w, one or two wgmma tiles of up to 64 rows each, of which the first `rows` count. Each block takes half of k:
-// one warp keeps a ring of stages filled (128 bytes of k of a tile's rows, and of x), of which two warpgroups take turns.
-// At the end of a tile each of the four warpgroups of the cluster gets a quarter of the sums from the other three through
-// distributed shared memory, adds them up in an order that is the same for all four, and finishes them. The cuts depend on N and K,
-// not on M, so a token's sums do not depend on how many tokens share the launch.
+// The roles are swapped: rows of w are the rows of the wgmma tile and the COLS tokens its columns. One warp of a block keeps a ring
+// of stages filled (128 bytes of k of a tile's rows, and of x), from which two warpgroups multiply. A tile is `pair` wgmma tiles of
+// up to 64 rows of w each, of which the first `rows` count.
+// ALONE, for many rows: a block owns `tiles` tiles and all of their k, and a warpgroup half of a tile's wgmma tiles.
+// Otherwise a cluster of two blocks owns them. Each block takes half of k, of whose stages the warpgroups take turns, and at the
+// end of a tile each of the four warpgroups of the cluster gets a quarter of the sums from the other three through distributed
+// shared memory, adds them up in an order that is the same for all four, and finishes them.
+// The cuts depend on N and K, not on M, so a token's sums do not depend on how many tokens share the launch.
 // Weights never depend on the launch in front: the ring is full of them before that has ended.
 // With DUAL, w is [2F,K]: the first wgmma tile is of the first half and the second the matching rows of the second, and y[M,F]
 // is silu(first) * second.
@@ -22,7 +24,7 @@ struct Params {
   Steps steps;
   int m, n, k;  // n counts columns of y
   int early;    // w may be read before the launch in front has ended
-  int rows, pair, tiles, stages;  // of a wgmma tile that count, a multiple of 8; wgmma tiles of a tile, 1 or 2; of a cluster; of the ring
+  int rows, pair, tiles, stages;  // of a wgmma tile that count, a multiple of 8; wgmma tiles of a tile; of a cluster or block; of the ring
 };
 constexpr int MAX_STAGES = 24, CLUSTER = 2;
 }  // namespace
@@ -53,53 +55,63 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 // step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the second wgmma tile, unless `second` is 0, lies
 // that many bytes behind the first) and calls release when it no longer reads the stage; LATE, whether it leaves products under way
 // and means the stage before; and dispatch(out, f), which calls f with the types of the result and of the residual.
-template <class Math, int COLS, bool DUAL, class Source>
+template <class Math, int COLS, bool DUAL, bool ALONE, class Source>
 __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& wmap, const Params& p) {
   constexpr bool CODING = IsRows<Source>::value;
-  // A quarter of a warpgroup's sums: floats of a thread for each of the two wgmma tiles, bytes.
-  constexpr int PART = COLS == 8 ? 1 : COLS / 8, PART_BYTES = PART * 2 * 4 * 128;
+  // A quarter of a warpgroup's sums: floats of a thread for each of the two wgmma tiles, bytes. Blocks that share the k of a tile.
+  constexpr int PART = COLS == 8 ? 1 : COLS / 8, PART_BYTES = PART * 2 * 4 * 128, BLOCKS = ALONE ? 1 : CLUSTER;
   constexpr int BK = Math::BK, X = Math::XTILES * COLS * 128;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES], received[2], freed[2];
+  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES], received[2], freed[2], coded;
   __shared__ float x_steps[Math::STEPS ? COLS : 1];
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int W = p.rows * p.pair * 128, STAGE = W + X;
-  const int rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER;
-  unsigned char* rows = ring + p.stages * STAGE + 6 * PART_BYTES;  // behind the sums: codes [m][count * BK], what they are made of
-  __shared__ uint64_t coded;
-  if (threadIdx.x == 0) {
-    if (CODING) barrier_init(&coded, 1);
-    if constexpr (!CODING) prefetch_map(&source);
+  const int rank = blockIdx.x % BLOCKS, owner = blockIdx.x / BLOCKS;
+  unsigned char* sums = ring + p.stages * STAGE;  // of each warpgroup: from the three behind it, float2 or float4 [PART / 2][128]; ALONE, its own
+  unsigned char* rows = sums + (ALONE ? p.pair * COLS * 128 : 6 * PART_BYTES);  // codes [m][count * BK], what they are made of
+  const int steps = (p.k + BK - 1) / BK, k_first = steps * rank / BLOCKS, count = steps * (rank + 1) / BLOCKS - k_first;
+  const int tile_rows = p.rows * p.pair / (DUAL ? 2 : 1), row_first = owner * p.tiles * tile_rows;
+  int tiles = 1;
+  while (tiles < p.tiles && row_first + tiles * tile_rows < p.n) tiles++;
+  const int total = tiles * count, primed = min(p.stages, total);
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  auto load_w = [&](int tile, int s, int slot) {
+    if (CODING && threadIdx.x != 256) return;
+    unsigned char* w = ring + slot * STAGE;
+    const int row = row_first + tile * tile_rows, k = (k_first + s) * BK;
+    barrier_expect(full + slot, CODING ? W : STAGE);
+    copy_first2(w, &wmap, full + slot, k, row, policy);
+    if (DUAL) copy_first2(w + W / 2, &wmap, full + slot, k, p.n + row, policy);
+  };
+  auto prime = [&]() {
+    if (!p.early) grid_block();
+    for (int tile = 0, s = 0, slot = 0; slot < primed; slot++) {
+      load_w(tile, s, slot);
+      if (++s == count) s = 0, tile++;
+    }
+  };
+  if (threadIdx.x == (ALONE ? 256 : 0)) {
     prefetch_map(&wmap);
+    if constexpr (!CODING) prefetch_map(&source);
+    if (CODING) barrier_init(&coded, 1);
     for (int i = 0; i < p.stages; i++) {
       barrier_init(full + i, CODING ? 2 : 1);
-      barrier_init(empty + i, 1);
+      barrier_init(empty + i, ALONE ? 2 : 1);
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && !ALONE; i++) {
       barrier_init(received + i, 1);
       barrier_init(freed + i, 3);
     }
     barrier_init_fence();
-    for (int i = 0; i < 2; i++) barrier_expect(received + i, 3 * PART_BYTES);
+    for (int i = 0; i < 2 && !ALONE; i++) barrier_expect(received + i, 3 * PART_BYTES);
+    if (ALONE) prime();  // before all else; with few rows of w, thus the other form, the launch in front would end later
   }
   __syncthreads();
   grid_launch();
-  const int steps = (p.k + BK - 1) / BK, k_first = steps * rank / CLUSTER, count = steps * (rank + 1) / CLUSTER - k_first;
-  const int tile_rows = DUAL ? p.rows : p.rows * p.pair, row_first = cluster * p.tiles * tile_rows;
-  const int tiles = min(p.tiles, (p.n - row_first + tile_rows - 1) / tile_rows);
   if (threadIdx.x >= 256) {
-    cluster_arrive();
+    if (!ALONE) cluster_arrive();
     if (CODING || threadIdx.x == 256) {
-      uint64_t policy;
-      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-      auto load_w = [&](int tile, int s, int slot) {
-        if (CODING && threadIdx.x != 256) return;
-        unsigned char* w = ring + slot * STAGE;
-        const int row = row_first + tile * tile_rows, k = (k_first + s) * BK;
-        barrier_expect(full + slot, CODING ? W : STAGE);
-        copy_first2(w, &wmap, full + slot, k, row, policy);
-        if (DUAL) copy_first2(w + W / 2, &wmap, full + slot, k, p.n + row, policy);
-      };
       auto load_x = [&](int s, int slot) {
         unsigned char* x = ring + slot * STAGE + W;
         if constexpr (CODING) {
@@ -113,19 +125,14 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
           for (int i = 0; i < Math::XTILES; i++) copy_tensor2(x + i * COLS * 128, &source, full + slot, (k_first + s) * BK + i * (BK / Math::XTILES), 0);
         }
       };
-      const int total = tiles * count, primed = min(p.stages, total);
-      if (!p.early) grid_block();
-      for (int tile = 0, s = 0, slot = 0; slot < primed; slot++) {
-        load_w(tile, s, slot);
-        if (++s == count) s = 0, tile++;
-      }
+      if (!ALONE) prime();
       int tile = 0, s = 0;
       if constexpr (CODING) {
         asm volatile("bar.sync 4, 288;" ::: "memory");
         for (int slot = threadIdx.x % 32; slot < primed; slot += 32) barrier_arrive(full + slot);
         if (count) tile = primed / count, s = primed % count;
       } else {
-        if (p.early) grid_block();
+        grid_block();
         for (int slot = 0; slot < primed; slot++) {
           load_x(s, slot);
           if (++s == count) s = 0, tile++;
@@ -142,7 +149,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     }
     return;
   }
-  cluster_arrive();
+  if (!ALONE) cluster_arrive();
   if constexpr (CODING) {
     code_rows(Coded{rows, ring + W, count, min(p.stages, tiles * count), STAGE}, x_steps, source, p.m, p.k, k_first * BK, rows + p.m * count * BK, &coded);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -154,36 +161,57 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     if (threadIdx.x < COLS) x_steps[threadIdx.x] = p.steps.x && threadIdx.x < p.m ? p.steps.x[(long)threadIdx.x * p.steps.x_row] : 1.f;
     asm volatile("bar.sync 3, 256;" ::: "memory");
   }
-  cluster_wait();
+  if (!ALONE) cluster_wait();
   const int wg = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int mine = threadIdx.x % 128;
-  unsigned char* sums = ring + p.stages * STAGE;  // of each warpgroup: from the three behind it, float2 or float4 [PART / 2][128]
-  int slot = wg % p.stages, parity = wg / p.stages & 1, at = wg, held = -1;
+  // A warpgroup's first stage and the way to the next, its part of a stage's rows, where those of its second wgmma tile begin.
+  constexpr int TURN = ALONE ? 1 : 2;
+  const int start = ALONE ? 0 : wg, above = ALONE ? wg * p.rows : 0;
+  const uint32_t second = ALONE ? (DUAL ? 2 * p.rows * 128 : 0) : p.pair == 2 ? p.rows * 128 : 0;
+  auto step_of = [&](long row, bool live) { return Math::STEPS && p.steps.w && live ? p.steps.w[row * p.steps.w_row] : 1.f; };
+  auto bias_of = [&](int c, bool live) { return p.sink.bias && live ? to_float(((const typename Math::Bias*)p.sink.bias)[c]) : 0.f; };
+  auto residual_of = [&](auto type, int r, int c) { return p.sink.residual && r < p.m ? to_float(((const decltype(type)*)p.sink.residual)[r * p.sink.residual_stride + c]) : 0.f; };
   float amax = 0.f;
+  // One result from the sums of its row of w, and of the second half's with DUAL.
+  auto result = [&](auto type, int r, int c, float u, float z, float fu, float fz, float bias, float more) {
+    typedef decltype(type) Out;
+    if (Math::STEPS) {
+      const float fx = x_steps[r];
+      u *= fx * fu, z *= fx * fz;
+    }
+    if (DUAL) u = u / (1.f + (sizeof(Out) == 4 ? expf(-u) : __expf(-u))) * z;
+    u += bias;
+    u += more;
+    if (Math::STEPS) amax = fmaxf(amax, fabsf(u));
+    put<Out>(p.sink, r * p.sink.stride + c, u);
+  };
+  int slot = start % p.stages, parity = start / p.stages & 1, at = start, held = -1;
   for (int tile = 0; tile < tiles; tile++) {
-    const int row = row_first + tile * tile_rows;
-    const int line = warp * 16 + g + rank * 8, c = row + line;  // what this thread finishes
-    const bool live[2] = {line < p.rows && c < p.n, line < p.rows && p.pair == 2 && c + p.rows < p.n};
-    float fw[2], bias[2];
+    const int row = row_first + tile * tile_rows + above;
+    const int line = warp * 16 + g + rank * 8, c = row + line;  // what this thread finishes; ALONE, also 8 behind it
+    const bool live[2] = {line < p.rows && c < p.n, ALONE ? line + 8 < p.rows && c + 8 < p.n : line < p.rows && p.pair == 2 && c + p.rows < p.n};
+    float fw[2], fz[2], bias[2];
     auto columns_of_w = [&]() {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        fw[i] = Math::STEPS && p.steps.w && live[DUAL ? 0 : i] ? p.steps.w[(long)(c + i * (DUAL ? p.n : p.rows)) * p.steps.w_row] : 1.f;
-        bias[i] = p.sink.bias && live[i] && !(DUAL && i) ? to_float(((const typename Math::Bias*)p.sink.bias)[c + i * p.rows]) : 0.f;
+        const int next = c + i * (ALONE ? 8 : p.rows);
+        fw[i] = DUAL && !ALONE && i ? step_of(c + p.n, live[0]) : step_of(next, live[i]);
+        fz[i] = DUAL && ALONE ? step_of(next + p.n, live[i]) : 1.f;
+        bias[i] = bias_of(next, live[i] && (ALONE || !DUAL || !i));
       }
     };
-    if (COLS < 64) columns_of_w();  // ahead of the stages where there are registers for it
+    if (ALONE || COLS < 64) columns_of_w();  // ahead of the stages where there are registers for it
     float d[2][COLS / 2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int j = 0; j < COLS / 2; j++) d[i][j] = 0.f;
-    for (int s = wg; s < count; s += 2) {
+    for (int s = start; s < count; s += TURN) {
       for (slot += tile * count + s - at, at = tile * count + s; slot >= p.stages; slot -= p.stages) parity ^= 1;
       barrier_wait(full + slot, parity);
-      const uint32_t w = shared_address(ring + slot * STAGE), x = w + W;
+      const uint32_t stage = shared_address(ring + slot * STAGE);
       Math::step(
-          d, w, x, p.pair == 2 ? p.rows * 128 : 0, [&]() { if (mine == 0 && (!Math::LATE || held >= 0)) barrier_arrive(empty + (Math::LATE ? held : slot)); },
+          d, stage + above * 128, stage + W, second, [&]() { if (mine == 0 && (!Math::LATE || held >= 0)) barrier_arrive(empty + (Math::LATE ? held : slot)); },
           [&](int i, int half) {
             const int c = min(row + (DUAL ? 0 : i * p.rows) + warp * 16 + g + half * 8, p.n - 1) + (DUAL && i ? p.n : 0);
             return p.steps.wk ? p.steps.wk[(long)(c / 128) * p.steps.wk_row + k_first + s] : 1.f;
@@ -198,90 +226,112 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
       if (mine == 0 && held >= 0) barrier_arrive(empty + held);
       held = -1;
     }
-    // Rows 8 half and on of every 16 are block half's, half of the columns each warpgroup's of it.
-    auto part = [&](int half, int side, int i, int q) { return COLS == 8 ? d[i][half * 2 + side] : d[i][(side * (COLS / 16) + q / 2) * 4 + half * 2 + q % 2]; };
-    if (tile) barrier_wait(freed + wg, (tile - 1) & 1);
+    if constexpr (ALONE) {
+      // Rows 8 half and on of every 16, one half after the other, by a loop over what each thread has put aside: what runs once a
+      // tile comes from memory instruction by instruction.
+      constexpr int MINE = COLS / 4, VECTOR = MINE < 4 ? MINE : 4;
+      struct alignas(VECTOR * 4) Vector { float v[VECTOR]; };
+      auto aside = [&](int i, int q) { return (Vector*)(sums + (i * 2 + wg) * COLS * 128 + q * 512) + mine; };
+#pragma unroll 1
+      for (int half = 0; half < 2; half++) {
 #pragma unroll
-    for (int to = 0; to < 4; to++) {
-      const int half = to / 2, side = to % 2;
-      if (to == rank * 2 + wg) continue;
-      const uint32_t dst = remote_address(sums + (side * 3 + ((rank * 2 + wg - to - 1) & 3)) * PART_BYTES, half), bar = remote_address(received + side, half);
-      if (COLS == 8) store_remote(dst + mine * 8, part(half, side, 0, 0), part(half, side, 1, 0), bar);
-      else
+        for (int i = 0; i < (DUAL ? 2 : 1); i++)
 #pragma unroll
-        for (int q = 0; q < PART; q += 2) store_remote(dst + (q / 2 * 128 + mine) * 16, part(half, side, 0, q), part(half, side, 0, q + 1), part(half, side, 1, q), part(half, side, 1, q + 1), bar);
-    }
-    float v[2][PART];
+          for (int q = 0; q < MINE; q += VECTOR) {
+            Vector f;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int q = 0; q < PART; q++) {
-        const float a = rank ? part(1, 0, i, q) : part(0, 0, i, q), b = rank ? part(1, 1, i, q) : part(0, 1, i, q);
-        v[i][q] = wg ? b : a;
-      }
-    auto column = [&](int q) { return COLS == 8 ? 2 * t + wg : (wg * (COLS / 16) + q / 2) * 8 + 2 * t + q % 2; };
-    auto finish = [&](auto out, auto residual) {
-      typedef decltype(out) Out;
-      typedef decltype(residual) Residual;
-      constexpr int TILES = DUAL ? 1 : 2, CHUNK = PART < 4 ? PART : 4;
-      // What is read comes in front of the first store: y may be the residual, so a load would wait for the store before it.
-      float e[TILES][CHUNK];
-      auto residuals = [&](int q0) {
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
-#pragma unroll
-          for (int q = 0; q < CHUNK; q++) {
-            const int r = column(q0 + q);
-            e[i][q] = p.sink.residual && r < p.m && live[i] ? to_float(((const Residual*)p.sink.residual)[r * p.sink.residual_stride + c + i * p.rows]) : 0.f;
+            for (int e = 0; e < VECTOR; e++) f.v[e] = half ? d[i][(q + e) / 2 * 4 + 2 + e % 2] : d[i][(q + e) / 2 * 4 + e % 2];
+            *aside(i, q) = f;
           }
-      };
-      if (COLS >= 64) columns_of_w();
-      residuals(0);
-      barrier_wait(received + wg, tile & 1);
-      if (mine == 0 && tile + 1 < tiles) barrier_expect(received + wg, 3 * PART_BYTES);
-      // Its own and its twin's, those of the other block, then both: the same sum whichever of the four finishes it.
-      const unsigned char* from = sums + wg * 3 * PART_BYTES;
-      const unsigned char *twin = from + (wg ? 2 : 0) * PART_BYTES, *third = from + (wg ? 0 : 1) * PART_BYTES, *fourth = third + PART_BYTES;
-      if (COLS == 8) {
-        const float2 a = ((const float2*)twin)[mine], b = ((const float2*)third)[mine], c = ((const float2*)fourth)[mine];
-        v[0][0] = v[0][0] + a.x + (b.x + c.x), v[1][0] = v[1][0] + a.y + (b.y + c.y);
-      } else {
+        const float fu = half ? fw[1] : fw[0], fv = half ? fz[1] : fz[0], b = half ? bias[1] : bias[0];
+        const int here = c + half * 8;
+        auto finish = [&](auto out, auto residual) {
+#pragma unroll 1
+          for (int q = 0; q < MINE; q += VECTOR) {
+            auto column = [&](int e) { return (q + e) / 2 * 8 + 2 * t + e % 2; };
+            float more[VECTOR];  // in front of the stores, as below
 #pragma unroll
-        for (int q = 0; q + 1 < PART; q += 2) {
-          const float4 a = ((const float4*)twin)[q / 2 * 128 + mine], b = ((const float4*)third)[q / 2 * 128 + mine], c = ((const float4*)fourth)[q / 2 * 128 + mine];
-          v[0][q] = v[0][q] + a.x + (b.x + c.x), v[0][q + 1] = v[0][q + 1] + a.y + (b.y + c.y);
-          v[1][q] = v[1][q] + a.z + (b.z + c.z), v[1][q + 1] = v[1][q + 1] + a.w + (b.w + c.w);
+            for (int e = 0; e < VECTOR; e++) more[e] = residual_of(residual, column(e), here);
+            const Vector u = *aside(0, q), z = *aside(DUAL ? 1 : 0, q);
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+              if (column(e) < p.m) result(out, column(e), here, u.v[e], z.v[e], fu, fv, b, more[e]);
+          }
+        };
+        if (half ? live[1] : live[0]) Math::dispatch(p.sink.out, finish);
+      }
+    } else {
+      // Rows 8 half and on of every 16 are block half's, half of the columns each warpgroup's of it.
+      auto part = [&](int half, int side, int i, int q) { return COLS == 8 ? d[i][half * 2 + side] : d[i][(side * (COLS / 16) + q / 2) * 4 + half * 2 + q % 2]; };
+      if (tile) barrier_wait(freed + wg, (tile - 1) & 1);
+#pragma unroll
+      for (int to = 0; to < 4; to++) {
+        const int half = to / 2, side = to % 2;
+        if (to == rank * 2 + wg) continue;
+        const uint32_t dst = remote_address(sums + (side * 3 + ((rank * 2 + wg - to - 1) & 3)) * PART_BYTES, half), bar = remote_address(received + side, half);
+        if (COLS == 8) store_remote(dst + mine * 8, part(half, side, 0, 0), part(half, side, 1, 0), bar);
+        else
+#pragma unroll
+          for (int q = 0; q < PART; q += 2) store_remote(dst + (q / 2 * 128 + mine) * 16, part(half, side, 0, q), part(half, side, 0, q + 1), part(half, side, 1, q), part(half, side, 1, q + 1), bar);
+      }
+      float v[2][PART];
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int q = 0; q < PART; q++) {
+          const float a = rank ? part(1, 0, i, q) : part(0, 0, i, q), b = rank ? part(1, 1, i, q) : part(0, 1, i, q);
+          v[i][q] = wg ? b : a;
         }
-      }
-      if (tile + 1 < tiles) {
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + wg) : "memory");
-        if (mine < 4 && mine != rank * 2 + wg) barrier_arrive_remote(freed + mine % 2, mine / 2);
-      }
+      auto column = [&](int q) { return COLS == 8 ? 2 * t + wg : (wg * (COLS / 16) + q / 2) * 8 + 2 * t + q % 2; };
+      auto finish = [&](auto out, auto residual) {
+        constexpr int TILES = DUAL ? 1 : 2, CHUNK = PART < 4 ? PART : 4;
+        // What is read comes in front of the first store: y may be the residual, so a load would wait for the store before it.
+        float e[TILES][CHUNK];
+        auto residuals = [&](int q0) {
 #pragma unroll
-      for (int q0 = 0; q0 < PART; q0 += CHUNK) {
-        if (q0) residuals(q0);
+          for (int i = 0; i < TILES; i++)
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-          if (!live[i]) continue;
+            for (int q = 0; q < CHUNK; q++)
+              e[i][q] = live[i] ? residual_of(residual, column(q0 + q), c + i * p.rows) : 0.f;
+        };
+        if (COLS >= 64) columns_of_w();
+        residuals(0);
+        barrier_wait(received + wg, tile & 1);
+        if (mine == 0 && tile + 1 < tiles) barrier_expect(received + wg, 3 * PART_BYTES);
+        // Its own and its twin's, those of the other block, then both: the same sum whichever of the four finishes it.
+        const unsigned char* from = sums + wg * 3 * PART_BYTES;
+        const unsigned char *twin = from + (wg ? 2 : 0) * PART_BYTES, *third = from + (wg ? 0 : 1) * PART_BYTES, *fourth = third + PART_BYTES;
+        if (COLS == 8) {
+          const float2 a = ((const float2*)twin)[mine], b = ((const float2*)third)[mine], c = ((const float2*)fourth)[mine];
+          v[0][0] = v[0][0] + a.x + (b.x + c.x), v[1][0] = v[1][0] + a.y + (b.y + c.y);
+        } else {
 #pragma unroll
-          for (int q = 0; q < CHUNK; q++) {
-            const int r = column(q0 + q);
-            if (r >= p.m) continue;
-            float u = v[i][q0 + q], z = DUAL ? v[1][q0 + q] : 0.f;
-            if (Math::STEPS) {
-              const float fx = x_steps[r];
-              u *= fx * fw[i], z *= fx * fw[1];
+          for (int q = 0; q + 1 < PART; q += 2) {
+            const float4 a = ((const float4*)twin)[q / 2 * 128 + mine], b = ((const float4*)third)[q / 2 * 128 + mine], c = ((const float4*)fourth)[q / 2 * 128 + mine];
+            v[0][q] = v[0][q] + a.x + (b.x + c.x), v[0][q + 1] = v[0][q + 1] + a.y + (b.y + c.y);
+            v[1][q] = v[1][q] + a.z + (b.z + c.z), v[1][q + 1] = v[1][q + 1] + a.w + (b.w + c.w);
+          }
+        }
+        if (tile + 1 < tiles) {
+          asm volatile("bar.sync %0, 128;" ::"r"(1 + wg) : "memory");
+          if (mine < 4 && mine != rank * 2 + wg) barrier_arrive_remote(freed + mine % 2, mine / 2);
+        }
+#pragma unroll
+        for (int q0 = 0; q0 < PART; q0 += CHUNK) {
+          if (q0) residuals(q0);
+#pragma unroll
+          for (int i = 0; i < TILES; i++) {
+            if (!live[i]) continue;
+#pragma unroll
+            for (int q = 0; q < CHUNK; q++) {
+              const int r = column(q0 + q);
+              if (r < p.m) result(out, r, c + i * p.rows, v[i][q0 + q], v[1][q0 + q], fw[i], fw[1], bias[i], e[i][q]);
             }
-            if (DUAL) u = u / (1.f + (sizeof(Out) == 4 ? expf(-u) : __expf(-u))) * z;
-            u += bias[i];
-            u += e[i][q];
-            if (Math::STEPS) amax = fmaxf(amax, fabsf(u));
-            put<Out>(p.sink, r * p.sink.stride + c + i * p.rows, u);
           }
         }
-      }
-    };
-    Math::dispatch(p.sink.out, finish);
+      };
+      Math::dispatch(p.sink.out, finish);
+    }
   }
   if (Math::STEPS) put_amax(p.sink, amax);
 }

@@ -163,8 +163,10 @@ func (g FP8Gemm) args() []Arg {
 }
 
 // suffix ends the names of kernels.
+func (g FP8Gemm) blocked() bool { return g.XSteps.blocked() || g.WSteps.blocked() }
+
 func (g FP8Gemm) suffix() (s string) {
-	if g.XSteps.blocked() || g.WSteps.blocked() {
+	if g.blocked() {
 		s = "_block"
 	}
 	if g.SwiGLU {
@@ -200,12 +202,12 @@ func (g FP8Gemm) tiled(q Queue) error {
 // stream is the kernel that reads the weights once, for few rows.
 func (g FP8Gemm) stream(q Queue) error {
 	columns := g.columns()
-	c, steps := cutStream(q.Target(), g.N, g.SwiGLU), ceilDiv(g.K, 128)
+	c, steps := cutStream(q.Target(), g.N, g.SwiGLU, !g.wide() && !g.blocked()), ceilDiv(g.K, 128)
 	x, w := g.maps(columns, c.box)
 	args, more := append(g.args(), g.sizes()...), 0
 	kind, width := "", columns*128*g.XType.Size()
 	if g.Coding {
-		kind, width, more = "coding_", columns*128, g.M*ceilDiv(steps, streamCluster)*128+g.M*g.K*2
+		kind, width, more = "coding_", columns*128, g.M*ceilDiv(steps, c.blocks)*128+g.M*g.K*2
 		if !g.Norm.W.IsNil() {
 			more += g.K * 2
 		}
@@ -213,7 +215,7 @@ func (g FP8Gemm) stream(q Queue) error {
 	} else {
 		args = append([]Arg{{"x", x}, {"w", w}}, args...)
 	}
-	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%s%v_%d%s", kind, g.XType, columns, g.suffix()), columns, width, steps, more, g.Computed, args))
+	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%s%v_%d%s%s", kind, g.XType, columns, c.form(), g.suffix()), columns, width, steps, more, g.Computed, args))
 }
 
 // widened writes w in the type of x to the scratch and multiplies that.

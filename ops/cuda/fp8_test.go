@@ -220,7 +220,11 @@ func fp8Cases() (cs []fp8Case) {
 	}
 	return append(cs, fp8Case{m: 128, n: 256, k: 8192, x: E4M3, w: E4M3, out: F32}, fp8Case{m: 16, n: 256, k: 8192, x: E4M3, w: E4M3, out: F32}, fp8Case{m: 128, n: 256, k: 8192, x: E4M3, w: E4M3, xs: vec, ws: sq, out: F32},
 		fp8Case{m: 16, n: 256, k: 8192, x: BF16, w: E4M3, ws: row, out: F32},
-		// Several tiles of a block.
+		// Rows of a block's own, several tiles.
+		fp8Case{m: 33, n: 13003, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, bias: true, residual: true},
+		fp8Case{m: 64, n: 13003, k: 144, x: E4M3, w: E4M3, xs: vec, ws: sq, out: F32, residual: true},
+		fp8Case{m: 5, n: 13000, k: 144, x: E4M3, w: E4M3, xs: row, ws: row, out: E4M3, bias: true},
+		fp8Case{m: 64, n: 16000, k: 144, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, swiglu: true},
 		fp8Case{m: 3, n: 26000, k: 272, x: BF16, w: E4M3, ws: row, out: BF16},
 		fp8Case{m: 3, n: 26000, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16},
 		fp8Case{m: 64, n: 26000, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16},
@@ -355,23 +359,26 @@ func TestDeviceFP8GemmRowAloneEqualsRowInBatch(t *testing.T) {
 		t.Skip("the streaming kernels are Hopper's")
 	}
 	row, vec, sq := FP8Steps{Rows: 1}, FP8Steps{Rows: 1, Cols: 128}, FP8Steps{Rows: 128, Cols: 128}
-	for _, c := range []fp8Case{{x: E4M3, xs: row, ws: row}, {x: E4M3, xs: vec, ws: sq}, {x: E4M3, xs: row, ws: row, swiglu: true}, {x: BF16, ws: row}, {x: F16, ws: row, swiglu: true}, {x: BF16, ws: sq}} {
+	for _, c := range []fp8Case{
+		{n: 1800, x: E4M3, xs: row, ws: row}, {n: 1800, x: E4M3, xs: vec, ws: sq}, {n: 1800, x: E4M3, xs: row, ws: row, swiglu: true}, {n: 1800, x: BF16, ws: row}, {n: 1800, x: F16, ws: row, swiglu: true}, {n: 1800, x: BF16, ws: sq},
+		{n: 13000, x: E4M3, xs: row, ws: row}, {n: 13000, x: E4M3, xs: row, ws: row, swiglu: true}, // rows of a block's own
+	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			b := newBench(t)
 			r := rand.New(rand.NewPCG(7, 8))
-			const n, k = 1800, 2176
-			rows := n
+			const k = 1152
+			rows := c.n
 			if c.swiglu {
 				rows *= 2
 			}
-			g := FP8Gemm{N: n, K: k, XType: c.x, WType: E4M3, XSteps: c.xs, WSteps: c.ws, Out: F32, SwiGLU: c.swiglu}
+			g := FP8Gemm{N: c.n, K: k, XType: c.x, WType: E4M3, XSteps: c.xs, WSteps: c.ws, Out: F32, SwiGLU: c.swiglu}
 			if isCodes(c.x) {
 				g.X, g.XSteps.At, g.XStride, _ = b.operand(r, c.x, c.xs, 64, k, false)
 			} else {
 				g.X = b.put(c.x, normal(r, c.x, 64*k, 1))
 			}
 			g.W, g.WSteps.At, g.WStride, _ = b.operand(r, E4M3, c.ws, rows, k, !isCodes(c.x))
-			b.rowsAlone(n, func(m int, y Pointer) interface{ Launch(Queue) error } {
+			b.rowsAlone(c.n, func(m int, y Pointer) interface{ Launch(Queue) error } {
 				g.M, g.Y = m, y
 				return g
 			})
@@ -418,7 +425,7 @@ func TestDeviceSpeedFP8(t *testing.T) {
 	}{
 		{8192, 8192, 8192, E4M3, FP8Steps{}, FP8Steps{}, false}, {8192, 8192, 8192, E4M3, vec, sq, false}, {2048, 14336, 4096, E4M3, FP8Steps{}, FP8Steps{}, false}, {2048, 14336, 4096, E4M3, row1, row1, false},
 		{2048, 14336, 4096, E4M3, vec, sq, false}, {2048, 4096, 14336, E4M3, FP8Steps{}, FP8Steps{}, false}, {2048, 14336, 4096, E4M3, row1, row1, true}, {256, 14336, 4096, E4M3, FP8Steps{}, FP8Steps{}, false},
-		{64, 14336, 4096, E4M3, row1, row1, false}, {32, 14336, 4096, E4M3, row1, row1, false}, {16, 14336, 4096, E4M3, row1, row1, false}, {1, 14336, 4096, E4M3, row1, row1, false}, {16, 14336, 4096, E4M3, vec, sq, false},
+		{64, 14336, 4096, E4M3, row1, row1, false}, {32, 14336, 4096, E4M3, row1, row1, false}, {16, 14336, 4096, E4M3, row1, row1, false}, {1, 14336, 4096, E4M3, row1, row1, false}, {16, 14336, 4096, E4M3, vec, sq, false}, {64, 14336, 4096, E4M3, row1, row1, true}, {1, 14336, 4096, E4M3, row1, row1, true},
 		{64, 14336, 4096, BF16, FP8Steps{}, row1, false}, {32, 14336, 4096, BF16, FP8Steps{}, row1, false}, {16, 14336, 4096, BF16, FP8Steps{}, row1, false}, {1, 14336, 4096, BF16, FP8Steps{}, row1, false},
 		{1, 14336, 4096, BF16, FP8Steps{}, sq, false}, {1, 14336, 4096, BF16, FP8Steps{}, row1, true}, {1, 4096, 4096, BF16, FP8Steps{}, row1, false}, {1, 6144, 4096, BF16, FP8Steps{}, row1, false}, {1, 4096, 14336, BF16, FP8Steps{}, row1, false},
 		{1, 128256, 4096, BF16, FP8Steps{}, row1, false}, {2048, 14336, 4096, BF16, FP8Steps{}, row1, false},

@@ -123,9 +123,9 @@ func (g Gemm) tiled(q Queue) error {
 // stream is the kernel that reads the weights once, for few rows.
 func (g Gemm) stream(q Queue) error {
 	columns := g.columns()
-	c := cutStream(q.Target(), g.N, g.SwiGLU)
+	c := cutStream(q.Target(), g.N, g.SwiGLU, !g.SwiGLU)
 	x, w := g.maps(columns, c.box)
-	name := fmt.Sprintf("gemm_stream_sm90_%v_%d", g.Type, columns)
+	name := fmt.Sprintf("gemm_stream_sm90_%v_%d%s", g.Type, columns, c.form())
 	if g.SwiGLU {
 		name += "_swiglu"
 	}
@@ -139,32 +139,59 @@ func (g Gemm) stream(q Queue) error {
 
 // streamCut is how a streaming kernel cuts its work: see stream.cuh. It depends on n alone.
 type streamCut struct {
-	rows, pair, tiles int // of a wgmma tile that count; wgmma tiles of a tile; tiles of a cluster
-	clusters, box     int // clusters of streamCluster blocks; rows of w in a box
+	rows, pair, tiles   int // of a wgmma tile that count; wgmma tiles of a tile; tiles of an owner
+	blocks, owners, box int // that share the k of a tile and are an owner: 1 or streamCluster; owners; rows of w in a box
 }
 
-// streamCluster is the number of blocks that share the k of a tile.
+// streamCluster is the most blocks that share the k of a tile.
 const streamCluster = 2
 
-func cutStream(gpu Target, n int, swiglu bool) (c streamCut) {
+// cutStream gives a block rows of its own where the kernel has that form and they fill wgmma tiles well enough: a stage of few rows
+// takes longer than its way from memory.
+func cutStream(gpu Target, n int, swiglu, alone bool) (c streamCut) {
+	const enough = 48
+	if c = cutAlone(gpu, n, swiglu); alone && c.rows >= enough {
+		return c
+	}
 	widest := 128 // columns of y in a tile
 	if swiglu {
 		widest = 64
 	}
 	each := ceilDiv(n, max(1, min(gpu.SMs/streamCluster, n/16))) // of a cluster
-	c.tiles = ceilDiv(each, widest)
+	c = streamCut{tiles: ceilDiv(each, widest), blocks: streamCluster}
 	tile := ceilDiv(each, c.tiles)
 	switch {
 	case swiglu:
 		c.rows, c.pair = ceilDiv(tile, 8)*8, 2
-		tile, c.box = c.rows, c.rows
+		c.box = c.rows
 	default:
 		c.pair = ceilDiv(tile, 64)
 		c.rows = ceilDiv(tile, 8*c.pair) * 8
-		tile, c.box = c.rows*c.pair, c.rows*c.pair
+		c.box = c.rows * c.pair
 	}
-	c.clusters = ceilDiv(n, c.tiles*tile)
+	c.owners = ceilDiv(n, c.tiles*c.box)
 	return c
+}
+
+// cutAlone is a cut by blocks, with one wgmma tile for each warpgroup, two of SwiGLU.
+func cutAlone(gpu Target, n int, swiglu bool) streamCut {
+	each := ceilDiv(n, gpu.SMs)
+	c := streamCut{pair: 2, tiles: ceilDiv(each, 128), blocks: 1}
+	if swiglu {
+		c.pair = 4
+	}
+	c.rows = ceilDiv(ceilDiv(each, c.tiles), 16) * 8
+	c.box = 2 * c.rows
+	c.owners = ceilDiv(n, c.tiles*c.box)
+	return c
+}
+
+// form is the part of a kernel's name.
+func (c streamCut) form() string {
+	if c.blocks == 1 {
+		return "_alone"
+	}
+	return ""
 }
 
 // launch has as many stages of the ring as fit and as a block loads; x is the bytes of x in a stage, steps the stages along k, more
@@ -175,12 +202,16 @@ func (c streamCut) launch(gpu Target, kernel string, columns, x, steps, more int
 	if more > 0 {
 		aside += 1024 // the sums of rows that are coded
 	}
-	w, sums := c.rows*c.pair*128, columns*768+more
+	w, sums, turns := c.rows*c.pair*128, columns*768, 2
+	if c.blocks == 1 {
+		sums, turns = columns*128*c.pair, 1
+	}
+	sums += more
 	over := max(0, (64-c.rows)*128-x-sums) // the last wgmma tile is read whole
-	// Even where the ring is used again: a slot is always the same warpgroup's.
-	stages := min(most, (gpu.MaxShared-aside-sums-over)/(w+x)) &^ 1
-	stages = min(stages, c.tiles*ceilDiv(steps, streamCluster))
-	return Launch{Kernel: kernel, Grid: [3]int{c.clusters * streamCluster, 1, 1}, Block: 288, Shared: stages*(w+x) + sums + over + 1024, Cluster: streamCluster, Overlap: true,
+	// Even where the ring is used again by turns: a slot is always the same warpgroup's.
+	stages := min(most, (gpu.MaxShared-aside-sums-over)/(w+x)) / turns * turns
+	stages = min(stages, c.tiles*ceilDiv(steps, c.blocks))
+	return Launch{Kernel: kernel, Grid: [3]int{c.owners * c.blocks, 1, 1}, Block: 288, Shared: stages*(w+x) + sums + over + 1024, Cluster: c.blocks, Overlap: true,
 		Args: append(args, Arg{"early", bit(!computed)}, Arg{"rows", int32(c.rows)}, Arg{"pair", int32(c.pair)}, Arg{"tiles", int32(c.tiles)}, Arg{"stages", int32(stages)})}
 }
 

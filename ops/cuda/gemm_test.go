@@ -20,7 +20,7 @@ type gemmCase struct {
 var gemmCases = []gemmCase{
 	{m: 1, n: 8, k: 8}, {m: 1, n: 300, k: 200, bias: true}, {m: 3, n: 65, k: 1000, residual: true}, {m: 8, n: 512, k: 512, f32: true}, {m: 9, n: 1000, k: 136},
 	{m: 17, n: 640, k: 256, swiglu: true}, {m: 33, n: 257, k: 1024, bias: true, residual: true}, {m: 64, n: 1536, k: 320}, {m: 64, n: 200, k: 64, swiglu: true},
-	{m: 3, n: 26000, k: 72}, {m: 33, n: 13000, k: 64, swiglu: true}, {m: 64, n: 34000, k: 136}, // several tiles of a block, one after the other
+	{m: 3, n: 26000, k: 72}, {m: 33, n: 13000, k: 64, swiglu: true}, {m: 64, n: 34000, k: 136}, {m: 33, n: 13003, k: 136, bias: true, residual: true}, {m: 1, n: 16000, k: 72, f32: true}, // rows of a block's own, several tiles
 	{m: 65, n: 63, k: 72}, {m: 130, n: 300, k: 512, bias: true}, {m: 257, n: 520, k: 192, residual: true}, {m: 200, n: 333, k: 256, swiglu: true}, {m: 128, n: 256, k: 64, f32: true},
 	{m: 300, n: 2000, k: 128}, {m: 520, n: 1100, k: 128, swiglu: true}, {m: 1100, n: 2056, k: 72, bias: true, residual: true}, {m: 1100, n: 1032, k: 64, swiglu: true},
 	{m: 130, n: 328, k: 136, bias: true, residual: true}, {m: 200, n: 328, k: 136, swiglu: true}, {m: 1100, n: 2050, k: 72, bias: true, residual: true},
@@ -105,11 +105,13 @@ func TestDeviceGemmRowAloneEqualsRowInBatch(t *testing.T) {
 		t.Skip("the streaming kernel is Hopper's")
 	}
 	r := rand.New(rand.NewPCG(7, 7))
-	const n, k = 1800, 1088
-	x, w := b.put(BF16, normal(r, BF16, 64*k, 1)), b.put(BF16, normal(r, BF16, n*k, 1))
-	b.rowsAlone(n, func(m int, y Pointer) interface{ Launch(Queue) error } {
-		return Gemm{Type: BF16, M: m, N: n, K: k, Y: y, F32Out: true, X: x, W: w}
-	})
+	const k = 1088
+	for _, n := range []int{1800, 13000} { // by two blocks and by one
+		x, w := b.put(BF16, normal(r, BF16, 64*k, 1)), b.put(BF16, normal(r, BF16, n*k, 1))
+		b.rowsAlone(n, func(m int, y Pointer) interface{ Launch(Queue) error } {
+			return Gemm{Type: BF16, M: m, N: n, K: k, Y: y, F32Out: true, X: x, W: w}
+		})
+	}
 }
 
 // rowsAlone wants the first rows of f's y[m,n] in f32, where 16 bits would hide the order of a sum, to have the same bits for every m.
