@@ -13,9 +13,10 @@ import (
 func init() {
 	graph.Register(graph.Def{Name: "amax", Doc: "largest magnitude of each block", Native: floatInput(amax[float32], amax[float64])})
 	graph.Register(graph.Def{
-		Name:   "fp8_weight_linear",
-		Doc:    "linear on an 8-bit weight, activations as they are or 8-bit",
-		Native: floats(fp8WeightLinear[float32], fp8WeightLinear[float64]),
+		Name:     "fp8_weight_linear",
+		Doc:      "linear on an 8-bit weight, activations as they are or 8-bit",
+		Native:   floats(fp8WeightLinear[float32], fp8WeightLinear[float64]),
+		Together: fp8WeightTogether,
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])
 		},
@@ -153,6 +154,46 @@ func storedBlocks(w, steps graph.Type) (native.FP8Blocks, error) {
 	return native.FP8Blocks{}, fmt.Errorf("steps of w %s must be float32 [1,1], [N,1] or [ceil(N/128),ceil(K/128)], got %s", w, steps)
 }
 
+// storedMatrix is the weight of a call that is stored as codes.
+func storedMatrix(c *graph.Call) (native.FP8Matrix, error) {
+	w, steps := c.In[1], c.In[2]
+	blocks, err := storedBlocks(w.Type, steps.Type)
+	return native.FP8Matrix{FP8Blocks: blocks, Format: fp8FormatOf(w.DType), Codes: w.Bytes(), Steps: graph.Data[float32](steps)}, err
+}
+
+// fp8WeightTogether runs linears of one x, those of stored codes and exact
+// activations up to four at a time.
+func fp8WeightTogether(calls []graph.Call) error {
+	var ls [4]native.FP8LinearOf
+	x := calls[0].In[0]
+	body := fp8WeightLinear[float32]
+	if x.DType == dtype.Float64 {
+		body = fp8WeightLinear[float64]
+	}
+	for len(calls) > 0 {
+		n := 0
+		for n < min(len(calls), len(ls)) && x.DType == dtype.Float32 && calls[n].In[1].DType.IsFloat8() && calls[n].Op.(FP8WeightLinearOp).Activations == Exact {
+			c := &calls[n]
+			w, err := storedMatrix(c)
+			if err != nil {
+				return err
+			}
+			ls[n] = native.FP8LinearOf{Y: graph.Data[float32](c.Out[0]), W: w, B: data[float32](c.In, 3), N: w.Rows}
+			n++
+		}
+		if n > 0 {
+			native.FP8WeightLinears(graph.Data[float32](x), rows(x.Type), last(x.Type), ls[:n])
+			calls = calls[n:]
+			continue
+		}
+		if err := body(&calls[0]); err != nil {
+			return err
+		}
+		calls = calls[1:]
+	}
+	return nil
+}
+
 func fp8WeightLinear[T native.Float](c *graph.Call) error {
 	o := c.Op.(FP8WeightLinearOp)
 	x, w := c.In[0], c.In[1]
@@ -160,11 +201,10 @@ func fp8WeightLinear[T native.Float](c *graph.Call) error {
 	var q native.FP8Matrix
 	bias := 2
 	if w.DType.IsFloat8() {
-		blocks, err := storedBlocks(w.Type, c.In[2].Type)
-		if err != nil {
+		var err error
+		if q, err = storedMatrix(c); err != nil {
 			return err
 		}
-		q = native.FP8Matrix{FP8Blocks: blocks, Format: fp8FormatOf(w.DType), Codes: w.Bytes(), Steps: graph.Data[float32](c.In[2])}
 		bias = 3
 	} else {
 		kept := fp8RowsOf(c, 1, w)

@@ -2,6 +2,7 @@ package ops_test
 
 import (
 	"context"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -289,5 +290,60 @@ func TestPanelsFollowTheirWeight(t *testing.T) {
 		require.Equal(t, want[0], stale[0])
 		require.NotEqual(t, want[1], stale[1], "panels of the old value are not used")
 		require.Equal(t, stale, run(true))
+	}
+}
+
+// TestFP8LinearsOfOneX: linears on stored codes that run together, and one among
+// them that does not, have the bits of each alone.
+func TestFP8LinearsOfOneX(t *testing.T) {
+	const k = 256
+	ps := graph.NewParams()
+	r := rand.New(rand.NewPCG(1, 2))
+	names := []string{"a", "b", "c", "d", "e", "f"}
+	for i, name := range names {
+		n := 48 + 40*i
+		w, err := ps.Add(name, graph.T(dtype.Float8E4M3, n, k), false)
+		require.NoError(t, err)
+		for j := range w.Tensor().Bytes() {
+			w.Tensor().Bytes()[j] = byte(r.IntN(0x70) | r.IntN(2)<<7)
+		}
+		w.Touch()
+		steps, err := ps.Add(name+"_scale_inv", graph.T(dtype.Float32, (n+127)/128, k/128), false)
+		require.NoError(t, err)
+		for j := range graph.Data[float32](steps.Tensor()) {
+			graph.Data[float32](steps.Tensor())[j] = r.Float32()
+		}
+		steps.Touch()
+	}
+	for _, m := range []int{1, 6, 40} {
+		x := optest.Cast[float32](optest.Normals("x", m*k, 1))
+		run := func(names ...string) (out [][]float32) {
+			b := graph.New(graph.Share(ps))
+			in := b.Input("x", dtype.Float32, m, k)
+			var ys []*graph.Node
+			for _, name := range names {
+				o := ops.FP8WeightLinearOp{}
+				if name == "c" {
+					o.Activations = ops.StepPerRow
+				}
+				p := ps.Get(name)
+				ys = append(ys, ops.FP8WeightLinear(in, b.Param(name, p.Type.Shape...), o))
+			}
+			plan, err := b.Plan(ys...)
+			require.NoError(t, err)
+			e, err := plan.Native(graph.Poison())
+			require.NoError(t, err)
+			require.NoError(t, e.Do(context.Background(), graph.Feeds{"x": x}))
+			for _, y := range ys {
+				v, err := e.Value(y)
+				require.NoError(t, err)
+				out = append(out, append([]float32(nil), graph.Data[float32](v)...))
+			}
+			return out
+		}
+		all := run(names...)
+		for i, name := range names {
+			require.Equal(t, run(name)[0], all[i], "%s, %d rows", name, m)
+		}
 	}
 }

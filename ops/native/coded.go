@@ -72,20 +72,7 @@ func (r Rows) at(row int) int {
 
 // LinearCoded is Linear with w[N,K] stored in a coding.
 func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m, n, k int) {
-	a := codedArgs{y: y, x: x, w: w, bias: b, coding: c, order: order, m: m, n: n, k: k}
-	a.linear()
-}
-
-// linear is LinearCoded.
-func (a *codedArgs) linear() {
-	if a.streams() {
-		a.cols = streamCols(a.n)
-		g := streamArgs{n: 1, units: ceilDiv(a.n, a.cols)}
-		g.of[0] = *a
-		g.launch()
-		return
-	}
-	a.launch()
+	LinearsCoded(x, m, k, []CodedLinear{{Y: y, W: w, Bias: b, Coding: c, Rows: order, N: n}})
 }
 
 // launch is LinearCoded in pieces of w that are widened once for all rows.

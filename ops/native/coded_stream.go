@@ -66,28 +66,15 @@ type CodedLinear struct {
 // LinearsCoded computes several LinearCoded of one x.
 func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
 	var g streamArgs
-	for len(ps) > 0 && g.n < len(g.of) {
-		p := &ps[0]
-		ps = ps[1:]
+	for i := range ps {
+		p := &ps[i]
 		a := codedArgs{y: p.Y, x: x, w: p.W, bias: p.Bias, coding: p.Coding, order: p.Rows, m: m, n: p.N, k: k}
 		if len(p.Panels) > 0 && p.Rows == 0 {
 			a.panels = p.Panels
 		}
-		if !a.streams() {
-			a.launch()
-			continue
-		}
-		if a.cols = panelCols; a.panels == nil {
-			a.cols = streamCols(a.n)
-		}
-		g.of[g.n] = a
-		g.n++
-		g.units += ceilDiv(a.n, a.cols)
+		g.add(&a)
 	}
 	g.launch()
-	if len(ps) > 0 {
-		LinearsCoded(x, m, k, ps)
-	}
 }
 
 // streamArgs are the products of one launch. Their units, one product after the
@@ -112,6 +99,24 @@ type laneUnits struct {
 const streamLanes = 16
 
 var linearStream = newKernel(linearStreamLane)
+
+// add takes a product in, or runs it where there are no tiles for it.
+func (g *streamArgs) add(a *codedArgs) {
+	if !a.streams() {
+		a.launch()
+		return
+	}
+	if g.n == len(g.of) {
+		g.launch()
+		g.n, g.units = 0, 0
+	}
+	if a.cols = panelCols; a.panels == nil {
+		a.cols = streamCols(a.n)
+	}
+	g.of[g.n] = *a
+	g.n++
+	g.units += ceilDiv(a.n, a.cols)
+}
 
 func (g *streamArgs) launch() {
 	g.lanes = min(Workers(), g.units, streamLanes)
