@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/models/backend"
 )
 
 func TestBenchMeasures(t *testing.T) {
@@ -19,6 +22,17 @@ func TestBenchMeasures(t *testing.T) {
 		require.Contains(t, []string{"f32", "fp8"}, r.Dtype)
 		require.Greater(t, r.StepMS, 0.0)
 		require.Greater(t, r.Tokens, 0.0)
+	}
+	_, missing := backend.Choose(backend.Options{Name: backend.CUDA})
+	require.False(t, missing != nil && os.Getenv("REQUIRE_CUDA") == "1", missing)
+	if missing == nil {
+		var out bytes.Buffer
+		require.NoError(t, run([]string{"-shape", "tiny", "-backend", "cuda", "-steps", "2", "-batch", "3", "-context", "70", "-json"}, &out, io.Discard))
+		var r result
+		require.NoError(t, json.Unmarshal(out.Bytes(), &r))
+		require.Equal(t, "cuda", r.Backend)
+		require.Greater(t, r.Floor, 0.0)
+		require.NotEmpty(t, r.Profile.Kernels)
 	}
 	require.Equal(t, "batch 1 context 1024: 4.180 ms a step, 239 tokens/s, 3850 GB/s of weights and cache, 0.80 of the floor",
 		result{Batch: 1, Context: 1024, StepMS: 4.18, Tokens: 239, GBs: 3850, Floor: 0.8}.String())

@@ -90,6 +90,7 @@ func TestBackendIsTheOneAskedFor(t *testing.T) {
 	_, missing := backend.Choose(backend.Options{Name: backend.CUDA})
 	out, _, err := runIt(t, "", "-model", dir, "-prompt", "Hello", "-n", "5", "-temperature", "0", "-backend", "cuda", "-dtype", "f32")
 	if missing != nil {
+		require.NotEqual(t, "1", os.Getenv("REQUIRE_CUDA"), missing)
 		require.EqualError(t, err, "-backend: "+missing.Error())
 		return
 	}

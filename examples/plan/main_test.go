@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/models/backend"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden plans")
@@ -35,6 +37,20 @@ func TestPlansAreGolden(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(want), text, "%s; where the change is meant: go test ./examples/plan -update", name)
 	}
+}
+
+// Where there is a device, the plan says which step runs where, by which kernels.
+func TestPlanOfADevice(t *testing.T) {
+	var out strings.Builder
+	_, missing := backend.Choose(backend.Options{Name: backend.CUDA})
+	err := run(strings.Fields("-batch 2 -context 64 -backend cuda -model ../../models/testdata/golden/llama3"), &out, io.Discard)
+	if missing != nil {
+		require.NotEqual(t, "1", os.Getenv("REQUIRE_CUDA"), missing)
+		require.EqualError(t, err, "-backend: "+missing.Error())
+		return
+	}
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^cuda: .*, compute bf16: \d+ of \d+ steps on the device`, out.String())
 }
 
 func TestBadFlags(t *testing.T) {

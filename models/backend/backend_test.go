@@ -2,6 +2,7 @@ package backend
 
 import (
 	"bytes"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,6 +40,7 @@ func TestChoice(t *testing.T) {
 		}
 		return
 	}
+	require.NotEqual(t, "1", os.Getenv("REQUIRE_CUDA"), missing)
 	b, err = Choose(Options{Warn: &warned})
 	require.NoError(t, err)
 	require.Equal(t, Native, b.Name)
