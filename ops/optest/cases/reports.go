@@ -102,7 +102,7 @@ func kdaReports() []Case {
 	cs := []Case{strong, report("K02", kdaUse{b: 1, t: 70, h: 2, hv: 4, dk: 32, dv: 32})}
 	for _, t := range []int{1, 15, 16, 63, 64, 65, 129} {
 		cs = append(cs, report("K04", kdaUse{b: 1, t: t, h: 1, hv: 1, dk: 40, dv: 16, s0: true}))
-		if t != 16 && t != 63 {
+		if t == 15 || t == 65 {
 			cs = append(cs, report("K04", kdaUse{b: 1, t: t, h: 1, hv: 1, dk: 96, dv: 16, s0: true}))
 		}
 	}
