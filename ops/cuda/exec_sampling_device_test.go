@@ -212,3 +212,32 @@ func TestDeviceExecutorLogprobs(t *testing.T) {
 	require.InDeltaSlice(t, want, logs(session(t, m, generate.Options{Logprobs: true}, Options{Compute: dtype.Float32})), 1e-5)
 	require.InDelta(t, want[0], logs(session(t, m, generate.Options{Logprobs: true}, Options{Strict: true}))[0], 0.05)
 }
+
+// A prompt of 13 tokens gives the next tokens the probabilities that it gives them natively, at once and in pieces.
+func TestDeviceExecutorA13_PiecesOfAPrompt(t *testing.T) {
+	device(t)
+	m := tiny(t, nil)
+	logs := func(s *generate.Session) (all []float64) {
+		r, err := s.Add([]int32{9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12, 13}, generate.Sampling{})
+		require.NoError(t, err)
+		for range 4 {
+			_, err := r.Next(context.Background())
+			require.NoError(t, err)
+			all = append(all, r.Logprob())
+		}
+		return all
+	}
+	plain, err := generate.New(m, generate.Options{Logprobs: true})
+	require.NoError(t, err)
+	want := logs(plain)
+	for _, chunk := range []int{13, 8, 5, 1} {
+		for _, dt := range computes[:shorter(3, 1)] {
+			got := logs(session(t, m, generate.Options{Logprobs: true, Chunk: chunk}, Options{Compute: dt}))
+			if dt == dtype.Float32 {
+				require.InDeltaSlice(t, want, got, 1e-5)
+			} else { // a near-tie may go the other way behind the first token
+				require.InDelta(t, want[0], got[0], 0.05)
+			}
+		}
+	}
+}
