@@ -301,17 +301,17 @@ func pagedBody(c *Call) error {
 		ragged.TileBatch, ragged.TileIndex = c.tiles(r, t)
 		return g.Launch(c)
 	}
-	single := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
+	one := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
 		Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
 	decode := tokens <= mostDecode
-	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d, pool == E4M3) != nil || decode && !single.fits(c.Target()) {
+	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d, pool == E4M3) != nil || decode && !one.fits(c.Target()) {
 		return general(false, tokens)
 	}
 	if decode {
 		rowIndptr, rowIndices, rowLast := c.decodeTable(r, tokens)
-		single.Pages, single.MaxLength = &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast}, c.longest(r, c.In[0], size, pages)
-		single.Scratch, single.Ticket = c.Scratch(single.ScratchBytes()), c.Flags(4)
-		if err := single.Launch(c); err != nil {
+		one.Pages, one.MaxLength = &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast}, c.longest(r, c.In[0], size, pages)
+		one.Scratch, one.Ticket = c.Scratch(one.ScratchBytes()), c.Flags(4)
+		if err := one.Launch(c); err != nil {
 			return err
 		}
 		if tokens == 1 {
