@@ -1,5 +1,5 @@
 // Package kernels holds the CUDA sources, their compiled images and the manifest that ties the two together. It imports
-// nothing of the project: ops/cuda loads the images, kernelc writes them. The images are embedded; SEAFAN_KERNELS names a
+// nothing of the project: ops/cuda loads the images, kernelc writes them. The images are embedded; SEAFAN_CUDA_IMAGES names a
 // folder to take images and manifest from instead, to try kernels without building the program again.
 package kernels
 
@@ -43,7 +43,7 @@ type catalogue struct {
 }
 
 var load = sync.OnceValue(func() catalogue {
-	if dir := os.Getenv("SEAFAN_KERNELS"); dir != "" {
+	if dir := os.Getenv("SEAFAN_CUDA_IMAGES"); dir != "" {
 		return open(func(file string) ([]byte, error) { return os.ReadFile(filepath.Join(dir, file)) })
 	}
 	return open(func(file string) ([]byte, error) { return images.ReadFile("image/" + file) })
