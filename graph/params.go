@@ -146,19 +146,22 @@ type Params struct {
 	names map[string]*Param
 	order []*Param
 
-	use    sync.RWMutex // read: by what runs on them
+	use    sync.RWMutex // locked for reading by each Hold
 	closed bool
 }
 
-// Close waits for what runs on them, and nothing does from then on: the memory of
-// weights goes, that of a mapped file.
+// Close waits until all that is held is released, and makes every later Hold an
+// error: then the files that weights are mapped from can be closed.
 func (s *Params) Close() {
 	s.use.Lock()
 	s.closed = true
 	s.use.Unlock()
 }
 
-// Hold keeps the memory of weights until Release; it is an error after Close.
+// Hold keeps Close waiting until Release, so that weights may be read meanwhile.
+// After Close, and of nil, it is an error, and nothing is to be released. Between
+// Hold and Release a goroutine must neither call Hold again, which a waiting Close
+// would stop for ever, nor Close.
 func (s *Params) Hold() error {
 	if s == nil {
 		return errNoParams
@@ -171,10 +174,10 @@ func (s *Params) Hold() error {
 	return nil
 }
 
-// Release ends a Hold.
+// Release ends one successful Hold.
 func (s *Params) Release() { s.use.RUnlock() }
 
-// Usable is an error after Close.
+// Usable is the error that Hold would give, nil for none.
 func (s *Params) Usable() error {
 	if err := s.Hold(); err != nil {
 		return err

@@ -77,9 +77,8 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 	return p, nil
 }
 
-// Hold is an error of a plan that is missing, or of weights that are gone, and
-// else keeps their memory until Release: see Params.Hold. An Executor holds its
-// plan while it runs.
+// Hold is Params.Hold of the plan's parameters; a plan that is missing is an error
+// too. An Executor holds its plan while it runs.
 func (p *Plan) Hold() error {
 	if p == nil || p.b == nil {
 		return errors.New("there is no plan: see the error of Plan")
@@ -87,7 +86,7 @@ func (p *Plan) Hold() error {
 	return p.b.params.Hold()
 }
 
-// Release ends a Hold.
+// Release ends one successful Hold.
 func (p *Plan) Release() { p.b.params.Release() }
 
 // ancestors lists what the outputs depend on, inputs before users.

@@ -290,6 +290,15 @@ func TestPanelsFollowTheirWeight(t *testing.T) {
 		require.Equal(t, want[0], stale[0])
 		require.NotEqual(t, want[1], stale[1], "panels of the old value are not used")
 		require.Equal(t, stale, run(true))
+
+		set(a, "another")
+		b := graph.New(graph.Share(ps))
+		plan, err := b.Plan(ops.Linear(b.Input("x", dtype.Float32, m, k), b.Param("a", n, k)))
+		require.NoError(t, err)
+		ps.Close()
+		before := forgot
+		ops.FillPanels(plan, 0.5)
+		require.Equal(t, before, forgot, "weights of a closed model are not read")
 	}
 }
 

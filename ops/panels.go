@@ -43,7 +43,8 @@ func panelsOf(c *graph.Call, i int) []byte {
 // change no bit of a result. The pages of a mapped file that hold such a weight
 // are given back: what else reads it reads the file again. Where this CPU has no
 // use for panels, or they and the weights that stay beside them would take more
-// than share of the machine's memory or that is not known, it makes none.
+// than share of the machine's memory or that is not known, or the model is closed,
+// it makes none.
 func FillPanels(plan *graph.Plan, share float64) {
 	type job struct {
 		p      *graph.Param
@@ -51,11 +52,12 @@ func FillPanels(plan *graph.Plan, share float64) {
 		coding Coding
 		bytes  int
 	}
-	var jobs []job
-	total, staying := 0, 0
-	if plan == nil {
+	if plan.Hold() != nil { // no plan, or no weights to read any more
 		return
 	}
+	defer plan.Release()
+	var jobs []job
+	total, staying := 0, 0
 	seen := map[*graph.Param]bool{}
 	for _, s := range plan.Steps {
 		switch s.Node.Op().(type) {

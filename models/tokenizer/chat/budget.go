@@ -15,43 +15,54 @@ import (
 	"github.com/nikolalohinski/gonja/v2/exec"
 )
 
-// Bounds on templates, far above those of models: the engine is recursive, and
-// Go cannot recover from a stack that overflows.
+// Bounds on a template's text. Published ones are at most tens of kilobytes, nest
+// fewer than ten deep and join a few values. The engine calls itself for each operand, bracket,
+// block and macro, and Go cannot recover from a stack that overflows.
 const (
 	maxTemplate = 1 << 20 // bytes
-	maxTag      = 1 << 14 // bytes of a tag, without its texts
-	maxJoins    = 256     // + and ~ in a tag: each can take the longest value once more
+	maxTag      = 1 << 14 // bytes of a tag without its string literals: some thousand operands
+	maxJoins    = 256     // + and ~ in a tag, whose result is as long as all that they join
 	maxBrackets = 100     // nested in one tag
 	maxBlocks   = 100     // nested
 	maxMacros   = 100     // running inside each other
-	maxRange    = 100000  // values of a range: Jinja's own, in its sandbox
-
-	maxSteps = 1 << 20          // rounds of loops, calls of macros, assignments and prints of a rendering
-	maxValue = 1 << 22          // bytes of a value that is kept, besides those of what the caller gave
-	maxWork  = 1 << 28          // bytes of all that is kept and printed
-	maxTime  = 10 * time.Second // of a rendering; looked at between steps
+	maxRange    = 100000  // values of a range, as in Jinja's sandbox
 )
 
-// reserved are the names of the calls below: no template may bind them.
+// Bounds on one rendering. A conversation takes some ten steps a message, and a
+// template prints and keeps what it is given a few times: maxValue and maxWork are
+// what it may do beyond that, and newBudget adds the size of what is given.
+const (
+	maxSteps = 1 << 20          // rounds of loops, calls of macros, assignments and prints
+	maxValue = 1 << 22          // bytes of a value that gets a name
+	maxWork  = 1 << 28          // bytes of all that is printed and gets a name, one after the other
+	maxTime  = 10 * time.Second // looked at in every step
+)
+
+// reserved matches names such as those of budget's functions: no template may use
+// them, so none can take their place.
 var reserved = regexp.MustCompile(`\bbound_\w*`)
 
 // budget is what one rendering has left.
 type budget struct {
-	steps, bytes, most, macros int
-	end                        time.Time
+	steps, bytes int // see maxSteps, maxWork
+	most         int // bytes of a value
+	macros       int // that run
+	end          time.Time
 }
 
-// newBudget makes the budget of a rendering of these values, and its functions.
+// newBudget makes the budget of a rendering that is given these values.
 func newBudget(given ...any) *budget {
 	b := &budget{steps: maxSteps, bytes: maxWork, most: maxValue, end: time.Now().Add(maxTime)}
 	for _, v := range given {
-		n, _ := sizeOf(exec.AsValue(v), maxWork) // what is too large ends at its first use
-		b.bytes += 16 * n
+		n, _ := sizeOf(exec.AsValue(v), maxWork) // what is larger ends at its first use
+		n = min(n, maxWork)
+		b.bytes += 16 * n // so often may it be printed or get a name
 		b.most += n
 	}
 	return b
 }
 
+// functions are the calls that prepare writes into a template.
 func (b *budget) functions() map[string]any {
 	return map[string]any{
 		"bound_print": b.print, "bound_keep": b.keep, "bound_round": b.round,
@@ -59,7 +70,7 @@ func (b *budget) functions() map[string]any {
 	}
 }
 
-// step counts a step that takes n bytes.
+// step counts a step that prints or keeps n bytes.
 func (b *budget) step(n int) error {
 	b.steps--
 	b.bytes -= n
@@ -86,7 +97,7 @@ func (b *budget) print(params *exec.VarArgs) (*exec.Value, error) {
 	return params.Args[0], err
 }
 
-// keep counts values that got a name.
+// keep counts values that get a name.
 func (b *budget) keep(params *exec.VarArgs) (any, error) { return "", b.kept(params.Args) }
 
 func (b *budget) kept(values []*exec.Value) error {
@@ -107,7 +118,7 @@ func (b *budget) round(params *exec.VarArgs) (any, error) {
 	return "", b.step(params.First().Integer())
 }
 
-// macro counts a call of a macro: its plain text, and its parameters.
+// macro counts a call of a macro: the bytes of its plain text, and its arguments.
 func (b *budget) macro(params *exec.VarArgs) (any, error) {
 	if b.macros++; b.macros > maxMacros {
 		return nil, fmt.Errorf("macros nested deeper than %d", maxMacros)
@@ -123,7 +134,7 @@ func (b *budget) endMacro(*exec.VarArgs) (any, error) {
 	return "", nil
 }
 
-// times is the operator *, which repeats texts and lists.
+// times is the operator *: it multiplies numbers, and repeats texts and lists.
 func (b *budget) times(params *exec.VarArgs) (any, error) {
 	if len(params.Args) != 2 {
 		return nil, fmt.Errorf("required two operands of *, got %d", len(params.Args))
