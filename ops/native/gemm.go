@@ -18,7 +18,7 @@ const (
 	gemmABlock   = gemmMC * gemmAStride
 	gemmAStride  = gemmKC + 16 // row stride of packed A: not a power of two, so rows spread over the cache sets
 	gemmSets     = 512         // rows of A that far apart fall on too few cache sets to be read where they lie
-	gemmBand     = 4           // blocks of rows that a block of columns is used for before the next one
+	gemmBand     = 8           // blocks of rows that a block of columns is used for before the next one
 	gemmSpan     = 512         // elements of k that a launch takes: its part of packed B, 512 KB in float32, stays in L2
 	gemmPackCols = 64          // columns of B that one unit packs
 	gemmFew      = 4           // rows that are read where they lie, whatever their stride; the stream tile has as many
@@ -89,10 +89,18 @@ func (g *gemmArgs[T]) compute() {
 			continue
 		}
 		g.packed, g.packed0, g.packedK = takeScratch[T]((g.kEnd-p)*width), p, g.kEnd-p
+		if g.needsPackedA() && n > g.nc {
+			g.launchWords()
+			g.words.units = 0
+			g.packedA = takeScratch[T](g.mBlocks * g.passes() * gemmABlock)
+		}
 		launchGemmPack(g)
 		g.words.units = 0
 		launchGemm(g)
 		giveScratch(g.packed)
+		if g.packedA != nil {
+			giveScratch(g.packedA)
+		}
 	}
 }
 
@@ -111,10 +119,8 @@ func (g *gemmArgs[T]) streamB() {
 	g.kEnd = g.k
 	g.nc = max(gemmKC*gemmPackCols/max(g.k, 1)/nr, 1) * nr
 	if g.needsPackedA() && g.m > gemmFew {
-		g.packedA = takeScratch[T](ceilDiv(g.k, g.pass()) * gemmABlock)
-		for p := 0; p < g.k; p += g.pass() {
-			g.packA(g.packedA[p/g.pass()*gemmABlock:], 0, g.m, p, min(g.pass(), g.k-p))
-		}
+		g.packedA = takeScratch[T](g.passes() * gemmABlock)
+		g.packRows(0)
 	}
 	launchGemm(g)
 	if g.packedA != nil {
@@ -177,7 +183,7 @@ type gemmArgs[T Float] struct {
 	packed   []T // op(B) as panels [packedK, nr] from row packed0 on, or nil
 	packed0  int
 	packedK  int
-	packedA  []T // all of op(A) as packA leaves it, a block for each pass, or nil
+	packedA  []T // op(A) as packA leaves it, for each block of rows one for each pass, or nil
 	mBlocks  int
 	mc, nc   int      // rows and columns of a unit
 	words    pairArgs // what makes A of words, where it is to be made; no units: it is there
@@ -200,6 +206,17 @@ func launchGemmPack[T Float](g *gemmArgs[T]) {
 	k.launch(max(g.words.units, ceilDiv(g.n, gemmPackCols)), *g)
 }
 
+// passes are those of a launch.
+func (g *gemmArgs[T]) passes() int { return ceilDiv(g.kEnd-g.k0, g.pass()) }
+
+// packRows packs op(A) of one block of rows.
+func (g *gemmArgs[T]) packRows(block int) {
+	to := g.packedA[block*g.passes()*gemmABlock:]
+	for p := g.k0; p < g.kEnd; p += g.pass() {
+		g.packA(to[(p-g.k0)/g.pass()*gemmABlock:], block*gemmMC, min((block+1)*gemmMC, g.m), p, min(g.pass(), g.kEnd-p))
+	}
+}
+
 // gemmPackUnit makes its share of A and packs its share of op(B), gemmPackCols
 // columns at a time: a worker makes about the part that its units will read.
 func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
@@ -207,6 +224,11 @@ func gemmPackUnit[T Float](g *gemmArgs[T], i int) {
 	units := max(g.words.units, blocks)
 	for w := i * g.words.units / units; w < (i+1)*g.words.units/units; w++ {
 		pairWordsUnit(&g.words, w)
+	}
+	if g.packedA != nil {
+		for block := i * g.mBlocks / units; block < (i+1)*g.mBlocks/units; block++ {
+			g.packRows(block)
+		}
 	}
 	nr, kc := tileCols[T](), g.kEnd-g.k0
 	end := min((i+1)*blocks/units*gemmPackCols, g.n)
@@ -238,7 +260,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		t.nextPass()
 	}
 	var aPacked, panel []T
-	packs := g.mBlocks > 1 && g.needsPackedA()
+	packs := g.packedA == nil && g.mBlocks > 1 && g.needsPackedA()
 	if packs {
 		aPacked = takeScratch[T](gemmABlock)
 	}
@@ -251,7 +273,7 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 		if packs {
 			g.packA(aPacked, i0, i1, p, kc)
 		} else if g.packedA != nil {
-			aPacked = g.packedA[p/g.pass()*gemmABlock:]
+			aPacked = g.packedA[(row*g.passes()+(p-g.k0)/g.pass())*gemmABlock:]
 		}
 		step := nr
 		if g.tiles && g.packed != nil {
@@ -312,6 +334,10 @@ func (g *gemmOperands[T]) packA(dst []T, i0, i1, p, kc int) {
 		return
 	}
 	if !g.transA {
+		if kc == gemmKC && packsColumns[T]() {
+			copyStrips(unsafe.Pointer(&dst[0]), gemmAStride*4, unsafe.Pointer(&g.a[i0*g.lda+p]), g.lda*4, i1-i0, kc/16)
+			return
+		}
 		for i := i0; i < i1; i++ {
 			copy(dst[(i-i0)*gemmAStride:][:kc], g.a[i*g.lda+p:])
 		}

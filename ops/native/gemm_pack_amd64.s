@@ -279,3 +279,36 @@ copy:
 	JNZ     copy
 	VZEROUPPER
 	RET
+
+// func copyStripsAVX512(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, rows, vectors int)
+//
+// Copies rows > 0 rows of vectors > 0 vectors. Rows far apart lie on pages of
+// their own, where nothing fetches the next one: it is asked for two rows ahead.
+//	DI dst, R8 ldd, SI source, R11 lds, CX rows left, DX vectors, AX offset
+TEXT ·copyStripsAVX512(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), DI
+	MOVQ ldd+8(FP), R8
+	MOVQ src+16(FP), SI
+	MOVQ lds+24(FP), R11
+	MOVQ rows+32(FP), CX
+	MOVQ vectors+40(FP), DX
+	SHLQ $6, DX
+	LEAQ (SI)(R11*2), R9
+
+strip:
+	XORL AX, AX
+
+vector:
+	PREFETCHT0 (R9)(AX*1)
+	VMOVUPS (SI)(AX*1), Z0
+	VMOVUPS Z0, (DI)(AX*1)
+	ADDQ $64, AX
+	CMPQ AX, DX
+	JB   vector
+	ADDQ R11, SI
+	ADDQ R11, R9
+	ADDQ R8, DI
+	DECQ CX
+	JNZ  strip
+	VZEROUPPER
+	RET

@@ -233,6 +233,28 @@ func TestGemmRowsDoNotDependOnTheBatch(t *testing.T) {
 	})
 }
 
+// An A that is packed, because its rows fall on too few cache sets or it is
+// transposed, gives the bits of one that is read where it lies.
+func TestGemmOfPackedRowsHasTheBitsOfRowsThatLie(t *testing.T) {
+	eachKernel(t, func(t *testing.T) {
+		const m, n, k = 101, 300, 1100
+		r := rand.New(rand.NewPCG(13, 14))
+		a, b := normals[float32](r, m*k), normals[float32](r, k*n)
+		want := nans[float32](m * n)
+		Gemm(false, false, m, n, k, 1, spread(a, m, k, k+3), k+3, b, n, 0, want, n)
+		apart, turned := spread(a, m, k, 4*gemmSets), spread(transpose(a, m, k), k, m, m+1)
+		got := eachWorkers(t, func() []float32 {
+			y := nans[float32](2 * m * n)
+			Gemm(false, false, m, n, k, 1, apart, 4*gemmSets, b, n, 0, y, n)
+			Gemm(true, false, m, n, k, 1, turned, m+1, b, n, 0, y[m*n:], n)
+			requireGuard(t, y)
+			return y
+		})
+		requireSameBits(t, want, got[:m*n])
+		requireSameBits(t, want, got[m*n:2*m*n])
+	})
+}
+
 func TestGemmAddsABiasOrAResidual(t *testing.T) {
 	eachKernel(t, func(t *testing.T) {
 		const m, n, k = 50, 70, 300

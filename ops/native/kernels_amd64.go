@@ -101,6 +101,14 @@ func copyRowsAVX512(dst, src unsafe.Pointer, lds, rows int)
 func copyRows(dst, src unsafe.Pointer, lds, rows int) { copyRowsAVX512(dst, src, lds, rows) }
 
 //go:noescape
+func copyStripsAVX512(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, rows, vectors int)
+
+// copyStrips copies rows of vectors of 16 floats; strides are in bytes.
+func copyStrips(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, rows, vectors int) {
+	copyStripsAVX512(dst, ldd, src, lds, rows, vectors)
+}
+
+//go:noescape
 func streamAVX512(t *tileArgs)
 
 // stream runs the tile for few rows on a B stored [n,k].

@@ -13,6 +13,8 @@ func (t *tileArgs) run() {}
 
 func packColumns(dst, src unsafe.Pointer, lds, k int) {}
 
+func copyStrips(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, rows, vectors int) {}
+
 func copyRows(dst, src unsafe.Pointer, lds, rows int) {}
 
 func transposeBlocks(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, blocks int) {}
