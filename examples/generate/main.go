@@ -74,7 +74,7 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	f.StringVar(&s.backend, "backend", "", "what computes: native or cuda; default: SEAFAN_BACKEND, else cuda where there is a device")
 	f.StringVar(&s.dtype, "dtype", "", "what the linears multiply: bf16, f16 (on CUDA alone) or f32; default: bf16 on CUDA, f32 natively")
 	f.StringVar(&s.cache, "cache", "", "how native code keeps keys and values: f32, f16 or bf16; default: f16 where the weights are packed in blocks, else f32")
-	f.BoolVar(&s.inPlace, "in-place", false, "native code reads weights of 16 bits where they lie alone: without the copy, in the order of the read, that makes a token faster")
+	f.BoolVar(&s.inPlace, "in-place", false, "native code reads weights of 16 bits from their file, without a copy in the order of the read, which makes a token faster")
 	f.IntVar(&s.n, "n", 200, "most tokens to write at a time; 0: until the context is full")
 	f.IntVar(&s.context, "context", 0, "most tokens of prompt and text; 0: what the prompt and -n need, in a chat the model's, at most 4096")
 	f.Uint64Var(&s.sampling.Seed, "seed", 0, "seed of the draws")

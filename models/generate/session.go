@@ -58,11 +58,12 @@ type Options struct {
 	// of SmolLM2 move by 0.0005 (rms) with Float16, 0.004 with BFloat16.
 	Cache dtype.DType
 
-	// InPlace reads weights of 16 bits where they lie alone. Without it a native
-	// session keeps a copy of those of the linears in the order in which a token
-	// reads them, which is faster and changes no bit, and lets the pages of a
-	// mapped file that it copied go: where what stays takes at most half of the
-	// machine's memory. Sessions of a model share the copy.
+	// InPlace reads weights of 16 bits only where they lie. Without it a native
+	// session copies those of its linears into the order in which a token reads
+	// them, which is faster and changes no bit, and gives the pages of a mapped
+	// file that it copied back to the system. It makes no copy where that, with
+	// the weights that are in no file and so stay beside it, takes more than half
+	// of the machine's memory. Sessions of a model share the copy.
 	InPlace bool
 
 	// Compile makes what runs a step's plan; default: graph.Plan.Native. The

@@ -244,8 +244,8 @@ func TestSums(t *testing.T) {
 	require.ErrorContains(t, s.check(dir), "a file of the checkpoint must be readable: open "+filepath.Join(dir, "empty"))
 }
 
-// TestCurvesOfAnyLosses: the marks of the axes took for ever where a number and
-// the next mark were one float64.
+// TestCurvesOfAnyLosses draws numbers for which a mark on an axis and the next one
+// are the same float64, which the marks must not wait for.
 func TestCurvesOfAnyLosses(t *testing.T) {
 	for _, loss := range []string{"0", "1", "1e17", "1.7976931348623157e308", "-1e308", "5e-324"} {
 		for _, step := range []string{"1", "9223372036854775807"} {

@@ -3,9 +3,9 @@ package cuda
 import "fmt"
 
 // RMSNorm launches y = h / sqrt(mean(h^2) + eps) * (w + unit) over rows of D elements, where h is x, or x + residual
-// rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. Few rows, and with Codes all, read W
-// before the launch in front has ended, unless it is Computed. With Codes, y rounded to the element type leaves as E4M3 alone,
-// with a step for each row that is made of its largest magnitude, or one that is Given.
+// rounded to the element type when Residual is given; then h goes to Sum, which may be Residual itself. Few rows, and with
+// Codes all, read W before the launch in front has ended, unless it is Computed. With Codes, y rounded to the element type
+// leaves only as E4M3, with a step for each row that is made of its largest magnitude, or one that is Given.
 type RMSNorm struct {
 	Type     DType
 	Rows, D  int

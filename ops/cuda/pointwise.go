@@ -15,9 +15,9 @@ const (
 func (g Gate) String() string { return [...]string{"swiglu", "geglu_tanh", "geglu_erf"}[g] }
 
 // Gated launches y[t,i] = gate(g[t,i]) * u[t,i] over Rows rows of F columns. Stride is that of g and u, YStride that of y,
-// in elements; zero means packed. For one matrix [T,2F] give G, Up = G + F elements and Stride 2F. With Codes, y rounded to the element
-// type leaves as E4M3 alone, by a step of the tensor that is given, or by steps of rows or of 1x128 that are made on the way; row t
-// of the codes may lie in the place of row t of g or u.
+// in elements; zero means packed. For one matrix [T,2F] give G, Up = G + F elements and Stride 2F. With Codes, y rounded to the
+// element type leaves only as E4M3: codes = round(y / step) with a step of the tensor that is given, or steps of rows or of 1x128,
+// max|y| / 448, that are made on the way. Row t of the codes may lie in the place of row t of g or u.
 type Gated struct {
 	Type     DType
 	Gate     Gate

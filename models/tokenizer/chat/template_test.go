@@ -158,8 +158,8 @@ func TestTemplatesThatFail(t *testing.T) {
 	require.ErrorContains(t, err, "nested deeper than 200")
 }
 
-// TestTemplatesThatTakeTooMuch: each of these ended the process, or ran without
-// end, in the engine as it is.
+// TestTemplatesThatTakeTooMuch holds what ends the process, or runs without end, in
+// the engine alone.
 func TestTemplatesThatTakeTooMuch(t *testing.T) {
 	repeat := strings.Repeat
 	for source, part := range map[string]string{
