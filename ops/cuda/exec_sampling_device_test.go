@@ -192,20 +192,23 @@ func TestDeviceExecutorSnapshot(t *testing.T) {
 	}
 }
 
+// logprobs are those of the first n tokens behind a prompt.
+func logprobs(t *testing.T, s *generate.Session, prompt []int32, o generate.Sampling, n int) (all []float64) {
+	r, err := s.Add(prompt, o)
+	require.NoError(t, err)
+	for range n {
+		_, err := r.Next(context.Background())
+		require.NoError(t, err)
+		all = append(all, r.Logprob())
+	}
+	return all
+}
+
 // Log-probabilities come back with the tokens, computed on the device.
 func TestDeviceExecutorLogprobs(t *testing.T) {
 	device(t)
 	m, prompt, o := tiny(t, nil), []int32{9, 8, 7, 6, 5, 4, 3}, generate.Sampling{Temperature: 1, Seed: 5}
-	logs := func(s *generate.Session) (all []float64) {
-		r, err := s.Add(prompt, o)
-		require.NoError(t, err)
-		for range shorter(10, 3) {
-			_, err := r.Next(context.Background())
-			require.NoError(t, err)
-			all = append(all, r.Logprob())
-		}
-		return all
-	}
+	logs := func(s *generate.Session) []float64 { return logprobs(t, s, prompt, o, shorter(10, 3)) }
 	plain, err := generate.New(m, generate.Options{Logprobs: true})
 	require.NoError(t, err)
 	want := logs(plain)
@@ -217,15 +220,8 @@ func TestDeviceExecutorLogprobs(t *testing.T) {
 func TestDeviceExecutorA13_PiecesOfAPrompt(t *testing.T) {
 	device(t)
 	m := tiny(t, nil)
-	logs := func(s *generate.Session) (all []float64) {
-		r, err := s.Add([]int32{9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12, 13}, generate.Sampling{})
-		require.NoError(t, err)
-		for range shorter(4, 2) {
-			_, err := r.Next(context.Background())
-			require.NoError(t, err)
-			all = append(all, r.Logprob())
-		}
-		return all
+	logs := func(s *generate.Session) []float64 {
+		return logprobs(t, s, []int32{9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12, 13}, generate.Sampling{}, shorter(4, 2))
 	}
 	plain, err := generate.New(m, generate.Options{Logprobs: true})
 	require.NoError(t, err)

@@ -75,7 +75,7 @@ func LinearCoded(y, x []float32, w []byte, b []float32, c Coding, order Rows, m,
 	LinearsCoded(x, m, k, []CodedLinear{{Y: y, W: w, Bias: b, Coding: c, Rows: order, N: n}})
 }
 
-// launch is LinearCoded in pieces of w that are widened once for all rows.
+// launch computes the product in pieces of w that are widened once for all rows.
 func (a *codedArgs) launch() {
 	switch a.cols = tileCols[float32](); {
 	case a.panels != nil:
