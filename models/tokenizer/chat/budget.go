@@ -174,8 +174,8 @@ func (b *budget) times(params *exec.VarArgs) (any, error) {
 
 func tooLong(most int) error { return fmt.Errorf("a value of more than %d bytes", most) }
 
-// sizeOf is about the bytes of a value as text, at most most. A value that holds
-// itself is an error as well.
+// sizeOf is about the bytes of a value as text. More than most is an error, and so
+// is a value that holds itself.
 func sizeOf(v *exec.Value, most int) (int, error) {
 	n, err := 0, error(nil)
 	measure(v, 0, func(more int) bool {
@@ -187,7 +187,8 @@ func sizeOf(v *exec.Value, most int) (int, error) {
 	return n, err
 }
 
-// measure calls add with the size of each part until that is false.
+// measure calls add with the size of each part of a value until add says false,
+// and reports whether it never did.
 func measure(v *exec.Value, depth int, add func(int) bool) bool {
 	switch {
 	case v.IsNil() || v.IsError():
@@ -259,6 +260,7 @@ func formats(in *exec.Value, params *exec.VarArgs) error {
 	return grows(in, texts)
 }
 
+// boundedFilter is the engine's filter behind a check of what it gets.
 func boundedFilter(name string, check func(*exec.Value, *exec.VarArgs) error) exec.FilterFunction {
 	f, _ := builtins.Filters.Get(name)
 	return func(e *exec.Evaluator, in *exec.Value, params *exec.VarArgs) *exec.Value {
@@ -269,6 +271,7 @@ func boundedFilter(name string, check func(*exec.Value, *exec.VarArgs) error) ex
 	}
 }
 
+// boundedMethod is m behind a check of what it gets.
 func boundedMethod[T any](name string, m exec.Method[T], check func(*exec.Value, *exec.VarArgs) error) exec.Method[T] {
 	return func(self T, value *exec.Value, params *exec.VarArgs) (any, error) {
 		if err := check(value, params); err != nil {

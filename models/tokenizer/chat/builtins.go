@@ -29,7 +29,7 @@ var filters = map[string]exec.FilterFunction{
 func newEnvironment() *exec.Environment {
 	functions := exec.EmptyContext().Update(builtins.GlobalFunctions).Update(builtins.GlobalVariables)
 	functions.Set("range", rangeFunction)
-	functions.Set("lipsum", nil)
+	functions.Set("lipsum", nil) // text of any length
 	all := exec.NewFilterSet(map[string]exec.FilterFunction{}).Update(builtins.Filters)
 	for _, name := range strings.Fields("batch center indent join slice truncate wordwrap") {
 		filters[name] = boundedFilter(name, grows)
@@ -42,7 +42,7 @@ func newEnvironment() *exec.Environment {
 	methods := builtins.Methods
 	methods.Str = exec.NewMethodSet(stringMethods())
 	methods.Dict = exec.NewMethodSet(dictMethods)
-	methods.Int = exec.NewMethodSet(map[string]exec.Method[int]{})
+	methods.Int = exec.NewMethodSet(map[string]exec.Method[int]{}) // no template needs one, and to_bytes gives any length
 	methods.List = exec.NewMethodSet(listMethods())
 	return &exec.Environment{
 		Context:           functions,

@@ -52,11 +52,11 @@ type preparer struct {
 	blocks    []block
 }
 
-// block is one that is open: the bytes of text before it, the literal that is to
-// be told those inside, and the name that a set block gives its text.
+// block is one that is not closed yet.
 type block struct {
-	plain      int
-	text, name string
+	plain int    // bytes of plain text in front of it
+	text  string // literal that gets the bytes of plain text inside, or none
+	name  string // what a set block names its text, or none
 }
 
 // tag is {{, {% or {#.
@@ -261,7 +261,7 @@ func (p *preparer) tag(kind byte) error {
 	return fmt.Errorf("tag is not closed by %s", end)
 }
 
-// checkTag refuses what the engine would take too long for.
+// checkTag holds a tag, without its string literals, to the bounds.
 func checkTag(code string) error {
 	switch joins := strings.Count(code, "+") + strings.Count(code, "~"); {
 	case len(code) > maxTag:
