@@ -42,7 +42,7 @@ func newEnvironment() *exec.Environment {
 	methods := builtins.Methods
 	methods.Str = exec.NewMethodSet(stringMethods())
 	methods.Dict = exec.NewMethodSet(dictMethods)
-	methods.Int = exec.NewMethodSet(map[string]exec.Method[int]{}) // no template needs one, and to_bytes gives any length
+	methods.Int = exec.NewMethodSet(map[string]exec.Method[int]{}) // none that templates use
 	methods.List = exec.NewMethodSet(listMethods())
 	return &exec.Environment{
 		Context:           functions,
