@@ -107,38 +107,51 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     for (int i = 0; i < 2 && !ALONE; i++) barrier_expect(received + i, 3 * PART_BYTES);
     if (ALONE) prime();  // before all else; with few rows of w, thus the other form, the launch in front would end later
   }
+  __syncwarp();
   __syncthreads();
   grid_launch();
-  if (threadIdx.x >= 256) {
-    if (!ALONE) cluster_arrive();
-    if (CODING || threadIdx.x == 256) {
-      auto load_x = [&](int s, int slot) {
-        unsigned char* x = ring + slot * STAGE + W;
-        if constexpr (CODING) {
-          for (int i = threadIdx.x % 32; i < p.m * 8; i += 32)  // 16 bytes of a row, where the copy engine would put them
-            *(uint4*)(x + (i ^ i / 8 % 8) * 16) = *(const uint4*)(rows + (i / 8 * count + s) * 128 + i % 8 * 16);
-          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-          __syncwarp();
-          if (threadIdx.x == 256) barrier_arrive(full + slot);
-        } else {
+  const bool loader = threadIdx.x >= 256, loads = CODING ? loader : threadIdx.x == 256;
+  auto load_x = [&](int s, int slot) {
+    unsigned char* x = ring + slot * STAGE + W;
+    if constexpr (CODING) {
+      for (int i = threadIdx.x % 32; i < p.m * 8; i += 32)  // 16 bytes of a row, where the copy engine would put them
+        *(uint4*)(x + (i ^ i / 8 % 8) * 16) = *(const uint4*)(rows + (i / 8 * count + s) * 128 + i % 8 * 16);
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      __syncwarp();
+      if (threadIdx.x == 256) barrier_arrive(full + slot);
+    } else {
 #pragma unroll
-          for (int i = 0; i < Math::XTILES; i++) copy_tensor2(x + i * COLS * 128, &source, full + slot, (k_first + s) * BK + i * (BK / Math::XTILES), 0);
-        }
-      };
-      if (!ALONE) prime();
-      int tile = 0, s = 0;
-      if constexpr (CODING) {
-        asm volatile("bar.sync 4, 288;" ::: "memory");
-        for (int slot = threadIdx.x % 32; slot < primed; slot += 32) barrier_arrive(full + slot);
-        if (count) tile = primed / count, s = primed % count;
-      } else {
-        grid_block();
-        for (int slot = 0; slot < primed; slot++) {
-          load_x(s, slot);
-          if (++s == count) s = 0, tile++;
-        }
+      for (int i = 0; i < Math::XTILES; i++) copy_tensor2(x + i * COLS * 128, &source, full + slot, (k_first + s) * BK + i * (BK / Math::XTILES), 0);
+    }
+  };
+  if (!ALONE) cluster_arrive();
+  if (loads) {
+    if (!ALONE) prime();
+    if constexpr (!CODING) {
+      grid_block();
+      for (int slot = 0, s = 0; slot < primed; slot++) {
+        load_x(s, slot);
+        if (++s == count) s = 0;
       }
-      int slot = primed == p.stages ? 0 : primed, parity = 0;
+    }
+  } else if (!loader) {
+    if constexpr (CODING) {
+      code_rows(Coded{rows, ring + W, count, primed, STAGE}, x_steps, source, p.m, p.k, k_first * BK, rows + p.m * count * BK, &coded);
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    } else {
+      grid_block();
+    }
+  }
+  __syncwarp();  // a call returns lane by lane, and barriers are for whole warps
+  if (CODING) __syncthreads();
+  if (loader) {
+    if (CODING) {
+      for (int slot = threadIdx.x % 32; slot < primed; slot += 32) barrier_arrive(full + slot);
+      __syncwarp();
+    }
+    if (!ALONE) cluster_wait();  // racecheck takes an arrival for one when the thread waits or ends
+    if (loads) {
+      int tile = count ? primed / count : 0, s = count ? primed % count : 0, slot = primed == p.stages ? 0 : primed, parity = 0;
       for (int unit = primed; unit < total; unit++) {
         barrier_wait(empty + slot, parity);
         load_w(tile, s, slot);
@@ -148,14 +161,6 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
       }
     }
     return;
-  }
-  if (!ALONE) cluster_arrive();
-  if constexpr (CODING) {
-    code_rows(Coded{rows, ring + W, count, min(p.stages, tiles * count), STAGE}, x_steps, source, p.m, p.k, k_first * BK, rows + p.m * count * BK, &coded);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("bar.sync 4, 288;" ::: "memory");
-  } else {
-    grid_block();
   }
   if (Math::STEPS && !CODING) {
     if (threadIdx.x < COLS) x_steps[threadIdx.x] = p.steps.x && threadIdx.x < p.m ? p.steps.x[(long)threadIdx.x * p.steps.x_row] : 1.f;
@@ -259,6 +264,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
           }
         };
         if (half ? live[1] : live[0]) Math::dispatch(p.sink.out, finish);
+        __syncwarp();
       }
     } else {
       // Rows 8 half and on of every 16 are block half's, half of the columns each warpgroup's of it.
@@ -331,6 +337,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
         }
       };
       Math::dispatch(p.sink.out, finish);
+      __syncwarp();
     }
   }
   if (Math::STEPS) put_amax(p.sink, amax);
