@@ -12,6 +12,7 @@
 // own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: 4 stages of 48 KB (BN 256) or 6 of 32 KB
 // (BN 128), 20 KB of results, steps and bias, and barriers. sm_90a only; empty elsewhere.
 // Design read: DeepGEMM (promotion of partial sums), CUTLASS's cooperative warp-specialised kernel.
+#include "epilogue.cuh"
 #include "fp8.cuh"
 #include "tiles.cuh"
 #include "wgmma_fp8.cuh"
@@ -48,7 +49,6 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   grid_wait();
   const Tile tiles(p.m, p.n, rank);
   const int count = tiles.count(), steps = (p.k + BK - 1) / BK;
-  const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
   if (group == 0) {
     registers_give<40>();
     if (threadIdx.x == 0) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       auto next = [&]() {
         if (++slot == STAGES) slot = 0, parity ^= 1;
       };
-      for (int tile = worker; tile < count; tile += workers) {
+      for (int tile = blockIdx.x / CLUSTER; tile < count; tile += gridDim.x / CLUSTER) {
         int row, column;
         tiles.place(tile, row, column);
         for (int s = 0; s < steps; s++, next()) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int slot = 0, parity = 0;
     float amax = 0.f;
-    for (int tile = worker; tile < count; tile += workers) {
+    for (int tile = blockIdx.x / CLUSTER; tile < count; tile += gridDim.x / CLUSTER) {
       int row, column;
       tiles.place(tile, row, column);
       const int r0 = row + wg * 64 + warp * 16 + g;
@@ -83,43 +83,40 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
         for (int i = 0; i < 64; i++) d[h][i] = 0.f;
       // Steps that change along k: two rows of x, and each 64 columns of the tile.
-      const float *xk0 = nullptr, *xk1 = nullptr, *wk0 = nullptr;
-      int wk_next = 0;
+      int x0, x1, w0, w1;
       if (BLOCK) {
-        if (p.steps.xk) {
-          xk0 = p.steps.xk + (long)min(r0, p.m - 1) * p.steps.xk_row;
-          xk1 = p.steps.xk + (long)min(r0 + 8, p.m - 1) * p.steps.xk_row;
-        }
-        if (p.steps.wk) {
-          wk0 = p.steps.wk + (long)(column / 128) * p.steps.wk_row;
-          // From the tile's first half to its second; columns behind the last read the steps of the first.
-          wk_next = DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0;
-        }
+        x0 = min(r0, p.m - 1) * p.steps.xk_row, x1 = min(r0 + 8, p.m - 1) * p.steps.xk_row, w0 = column / 128 * p.steps.wk_row;
+        // From the tile's first half to its second; columns behind the last read the steps of the first.
+        w1 = w0 + (DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0);
       }
-      // What the epilogue takes is on its way during the products. With DUAL the tile's columns are two stretches of w.
+      // What the epilogue takes is on its way during the products, where registers are left: with BLOCK there is little of it. With
+      // DUAL the tile's columns are two stretches of w.
       float fx[2], fw_mine[BN / 128], bias_mine[BN / 128];
+      auto take = [&]() {
 #pragma unroll
-      for (int half = 0; half < 2; half++) fx[half] = p.steps.x ? p.steps.x[(long)min(r0 + half * 8, p.m - 1) * p.steps.x_row] : 1.f;
+        for (int half = 0; half < 2; half++) fx[half] = p.steps.x ? p.steps.x[(long)min(r0 + half * 8, p.m - 1) * p.steps.x_row] : 1.f;
 #pragma unroll
-      for (int i = 0; i < BN / 128; i++) {
-        const int at = threadIdx.x % 128 + i * 128, c = column + (DUAL ? at % OUT : at);
-        fw_mine[i] = p.steps.w && c < p.n ? p.steps.w[(long)(c + (at >= OUT ? p.n : 0)) * p.steps.w_row] : 1.f;
-        bias_mine[i] = p.sink.bias && c < p.n && at < OUT ? ((const float*)p.sink.bias)[c] : 0.f;
-      }
+        for (int i = 0; i < BN / 128; i++) {
+          const int at = threadIdx.x % 128 + i * 128, c = column + (DUAL ? at % OUT : at);
+          fw_mine[i] = p.steps.w && c < p.n ? p.steps.w[(long)(c + (at >= OUT ? p.n : 0)) * p.steps.w_row] : 1.f;
+          bias_mine[i] = p.sink.bias && c < p.n && at < OUT ? ((const float*)p.sink.bias)[c] : 0.f;
+        }
+      };
+      if (!BLOCK) take();
       for (int s = 0; s < steps; s++) {
         float fx0 = 1.f, fx1 = 1.f, fw[2] = {1.f, 1.f};
         if (BLOCK) {
-          if (xk0) fx0 = xk0[s], fx1 = xk1[s];
-          if (wk0) fw[0] = wk0[s], fw[1] = wk0[wk_next + s];
+          if (p.steps.xk) fx0 = p.steps.xk[x0 + s], fx1 = p.steps.xk[x1 + s];
+          if (p.steps.wk) fw[0] = p.steps.wk[w0 + s], fw[1] = p.steps.wk[w1 + s];
         }
         barrier_wait(full + slot, parity);
-        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (X / 2), b = shared_address(ring + slot * STAGE) + X;
+        const uint64_t a = descriptor(shared_address(ring + slot * STAGE) + wg * (X / 2)), b = descriptor(shared_address(ring + slot * STAGE) + X);
 #pragma unroll
         for (int h = 0; h < PARTS; h++) {
           float part[64];
           wgmma_fence();
 #pragma unroll
-          for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, 128>::shared(part, descriptor(a + j * 32), descriptor(b + h * (128 * BK) + j * 32), j);
+          for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, 128>::shared(part, a + j * 32 / 16, b + (h * 128 * BK + j * 32) / 16, j);
           wgmma_commit();
           wgmma_pin(part);
           wgmma_wait<0>();
@@ -139,6 +136,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         }
         if (++slot == STAGES) slot = 0, parity ^= 1;
       }
+      if (BLOCK) take();
       // Steps and bias of the tile's columns, for this warpgroup.
       float* of_columns = columns_of + wg * 2 * BN;
       asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
@@ -148,11 +146,62 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         of_columns[BN + threadIdx.x % 128 + i * 128] = bias_mine[i];
       }
       asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
-      // A warp's 16 rows pass through its 2 KB of shared memory, chunks of 16 bytes swizzled, and leave as lines.
+      // Whole packs of 8 columns of 16 bits, as in gemm_sm90.cu: lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t,
+      // 2t+1 of every 8 in its accumulators.
+      auto finish_packed = [&](auto out) {
+        typedef decltype(out) T;
+        constexpr int PACKS = OUT / 32, BATCH = 2;
+        T* y = (T*)p.sink.y + r0 * p.sink.stride + column + 8 * t;
+        uint32_t x[BATCH][2][4];  // of the residual
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+          uint32_t v[2][4];
+          if (p.sink.residual && j % BATCH == 0) {
+#pragma unroll
+            for (int i = 0; i < BATCH; i++)
+#pragma unroll
+              for (int half = 0; half < 2; half++) {
+                const long r = r0 + half * 8, c = column + 32 * (j + i) + 8 * t;
+                const uint4 e = r < p.m && c < p.n ? *(const uint4*)((const T*)p.sink.residual + r * p.sink.residual_stride + c) : make_uint4(0, 0, 0, 0);
+                x[i][half][0] = e.x, x[i][half][1] = e.y, x[i][half][2] = e.z, x[i][half][3] = e.w;
+              }
+          }
+          if (p.sink.residual) transpose4(x[j % BATCH][0], t), transpose4(x[j % BATCH][1], t);
+#pragma unroll
+          for (int q = 0; q < 4; q++) {
+            const int c = 32 * j + 8 * q + 2 * t;
+            const float2 fw = *(const float2*)(of_columns + c), bias = *(const float2*)(of_columns + BN + c);
+            const float2 fw1 = DUAL ? *(const float2*)(of_columns + BN / 2 + c) : fw;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              const int at = 4 * (4 * j + q) + 2 * half, up = at + BN / 4;
+              float a = d[at / 64][at % 64] * (fx[half] * fw.x), b = d[at / 64][at % 64 + 1] * (fx[half] * fw.y);
+              if (DUAL) {
+                a = silu(a) * (d[up / 64][up % 64] * (fx[half] * fw1.x));
+                b = silu(b) * (d[up / 64][up % 64 + 1] * (fx[half] * fw1.y));
+              }
+              a += bias.x, b += bias.y;
+              if (p.sink.residual) {
+                const T* of = (const T*)&x[j % BATCH][half][q];
+                a += to_float(of[0]), b += to_float(of[1]);
+              }
+              v[half][q] = pack2<T>(a, b);
+            }
+          }
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            transpose4(v[half], t);
+            if (r0 + half * 8 < p.m && column + 32 * j + 8 * t < p.n) *(uint4*)(y + half * 8 * p.sink.stride + 32 * j) = make_uint4(v[half][0], v[half][1], v[half][2], v[half][3]);
+          }
+        }
+      };
+      // Others: a warp's 16 rows pass through its 2 KB of shared memory, chunks of 16 bytes swizzled, and leave as lines.
       auto finish = [&](auto out, auto size) {
         typedef decltype(out) Out;
         constexpr int SIZE = decltype(size)::value, WIDTH = OUT < 128 / SIZE ? OUT : 128 / SIZE, LINE = WIDTH * SIZE, MASK = LINE / 16 - 1, BATCH = 4;
         unsigned char* stage = ring + STAGES * STAGE + (wg * 4 + warp) * 2048;
+        int first = lane;
+        asm volatile("" : "+r"(first));  // no addresses of this in registers during the products
 #pragma unroll
         for (int c0 = 0; c0 < OUT; c0 += WIDTH) {
           __syncwarp();
@@ -193,7 +242,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           }
           __syncwarp();
 #pragma unroll
-          for (int part = lane; part < LINE; part += 32) {  // 16 rows of LINE / 16 chunks
+          for (int part = first; part < LINE; part += 32) {  // 16 rows of LINE / 16 chunks
             const int line = part / (LINE / 16), chunk = part % (LINE / 16), r = row + wg * 64 + warp * 16 + line, c = column + c0 + chunk * (16 / SIZE);
             if (r >= p.m || c >= p.n) continue;
             const uint4 v = *(const uint4*)(stage + line * LINE + (chunk ^ (line & MASK)) * 16);
@@ -207,7 +256,11 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           }
         }
       };
-      if (p.sink.out == 0) finish(bf16(), Bytes<2>());
+      const bool packed = p.sink.out <= 1 && !p.sink.amax && p.n % 8 == 0 && p.sink.stride % 8 == 0 && (uint64_t)p.sink.y % 16 == 0 &&
+                          p.sink.residual_stride % 8 == 0 && (uint64_t)p.sink.residual % 16 == 0;
+      if (packed && p.sink.out == 0) finish_packed(bf16());
+      else if (packed) finish_packed(f16());
+      else if (p.sink.out == 0) finish(bf16(), Bytes<2>());
       else if (p.sink.out == 1) finish(f16(), Bytes<2>());
       else if (p.sink.out == 2) finish(float(), Bytes<4>());
       else finish(Codes(), Bytes<1>());

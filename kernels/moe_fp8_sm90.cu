@@ -81,13 +81,13 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
         const float fx0 = p.x_steps[x0 + s], fx1 = p.x_steps[x1 + s], fw[2] = {p.w_steps[w0 + s], (DUAL ? p.up_steps : p.w_steps)[w0 + w1 + s]};
         const int slot = at % STAGES;
         barrier_wait(full + slot, at / STAGES & 1);
-        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (A / 2), b = shared_address(ring + slot * STAGE) + A;
+        const uint64_t a = descriptor(shared_address(ring + slot * STAGE) + wg * (A / 2)), b = descriptor(shared_address(ring + slot * STAGE) + A);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           float part[64];
           wgmma_fence();
 #pragma unroll
-          for (int j = 0; j < BK / 32; j++) Wgmma8<e4m3, e4m3, 128>::shared(part, descriptor(a + j * 32), descriptor(b + h * (B / 2) + j * 32), j);
+          for (int j = 0; j < BK / 32; j++) Wgmma8<e4m3, e4m3, 128>::shared(part, a + j * 32 / 16, b + (h * B / 2 + j * 32) / 16, j);
           wgmma_commit();
           wgmma_pin(part);
           wgmma_wait<0>();
