@@ -212,7 +212,8 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
 #pragma unroll
       for (int j = 0; j < COLS / 2; j++) d[i][j] = 0.f;
     for (int s = start; s < count; s += TURN) {
-      for (slot += tile * count + s - at, at = tile * count + s; slot >= p.stages; slot -= p.stages) parity ^= 1;
+      if (!ALONE)
+        for (slot += tile * count + s - at, at = tile * count + s; slot >= p.stages; slot -= p.stages) parity ^= 1;
       barrier_wait(full + slot, parity);
       const uint32_t stage = shared_address(ring + slot * STAGE);
       Math::step(
@@ -223,6 +224,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
           },
           [&](int j) { return p.steps.xk ? p.steps.xk[min(j / 2 * 8 + 2 * t + j % 2, p.m - 1) * (long)p.steps.xk_row + k_first + s] : 1.f; });
       held = slot;
+      if (ALONE && ++slot == p.stages) slot = 0, parity ^= 1;
     }
     if (Math::LATE) {
       wgmma_wait<0>();
