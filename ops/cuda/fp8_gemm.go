@@ -162,9 +162,9 @@ func (g FP8Gemm) args() []Arg {
 	return append(y.args(), s.args()...)
 }
 
-// suffix ends the names of kernels.
 func (g FP8Gemm) blocked() bool { return g.XSteps.blocked() || g.WSteps.blocked() }
 
+// suffix ends the names of kernels.
 func (g FP8Gemm) suffix() (s string) {
 	if g.blocked() {
 		s = "_block"

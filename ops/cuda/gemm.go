@@ -137,7 +137,7 @@ func (g Gemm) stream(q Queue) error {
 	return q.Launch(c.launch(q.Target(), name, columns, columns*128, ceilDiv(g.K, 64), 0, g.Computed, append(args, Arg{"m", int32(g.M)}, Arg{"n", int32(g.N)}, Arg{"k", int32(g.K)})))
 }
 
-// streamCut is how a streaming kernel cuts its work: see stream.cuh. It depends on n alone.
+// streamCut is how a streaming kernel cuts its work: see stream.cuh. It does not depend on m.
 type streamCut struct {
 	rows, pair, tiles   int // of a wgmma tile that count; wgmma tiles of a tile; tiles of an owner
 	blocks, owners, box int // that share the k of a tile and are an owner: 1 or streamCluster; owners; rows of w in a box
