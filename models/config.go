@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"path/filepath"
 	"slices"
@@ -65,6 +66,9 @@ const maxConfigBytes = 4 << 20
 func ReadConfig(dir string) (Config, error) {
 	path := filepath.Join(dir, "config.json")
 	f, err := checkpoint.OpenFile(path)
+	if errors.Is(err, fs.ErrNotExist) && IsAdapter(dir) {
+		return Config{}, errAdapterAlone(dir)
+	}
 	if err != nil {
 		return Config{}, fmt.Errorf("models: %w", err)
 	}

@@ -3,6 +3,7 @@ package models_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -101,6 +102,8 @@ func TestPEFTAdapter(t *testing.T) {
 	// What we save is what was opened.
 	dir := filepath.Join(t.TempDir(), "adapter")
 	require.NoError(t, ad.Save(dir))
+	_, err = models.Open(dir)
+	require.EqualError(t, err, fmt.Sprintf("models: %s holds an adapter, which goes on top of a model: open the model, it was trained on %q, and then the adapter on it", dir, "golden/qwen3"))
 	base, err := models.AdapterBase(dir)
 	require.NoError(t, err)
 	require.Equal(t, "golden/qwen3", base)

@@ -148,6 +148,15 @@ func AdapterBase(dir string) (string, error) {
 	return c.Base, nil
 }
 
+// errAdapterAlone is for a folder that was taken for that of a model.
+func errAdapterAlone(dir string) error {
+	base, err := AdapterBase(dir)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("models: %s holds an adapter, which goes on top of a model: open the model, it was trained on %q, and then the adapter on it", dir, base)
+}
+
 func readPEFT(dir string) (*peftConfig, error) {
 	f, err := checkpoint.OpenFile(filepath.Join(dir, adapterConfigName))
 	if err != nil {
