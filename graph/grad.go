@@ -149,8 +149,13 @@ func (n *Node) differentiable(i int) bool {
 }
 
 // gradient is SymDiff: it applies the rule of n to the gradient of its value.
-func (n *Node) gradient(gn *gorgonia.Node) (gorgonia.Nodes, error) {
+func (n *Node) gradient(gn *gorgonia.Node) (out gorgonia.Nodes, err error) {
 	b := n.Builder()
+	defer func() {
+		if err != nil && b.err == nil { // gorgonia would put words of its own before it
+			b.err = fmt.Errorf("graph: Grad: %w", err)
+		}
+	}()
 	d, err := b.wrap(gn)
 	if err != nil {
 		return nil, err
@@ -168,7 +173,7 @@ func (n *Node) gradient(gn *gorgonia.Node) (gorgonia.Nodes, error) {
 	if len(grads) != len(n.in) {
 		return nil, fmt.Errorf("%s: the gradient rule gave %d nodes for %d inputs", n.name, len(grads), len(n.in))
 	}
-	out := make(gorgonia.Nodes, len(grads))
+	out = make(gorgonia.Nodes, len(grads))
 	for i, d := range grads {
 		if !n.differentiable(i) {
 			continue
