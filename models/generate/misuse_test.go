@@ -24,6 +24,11 @@ type other struct {
 
 func (o other) Packed(b *graph.Builder, s models.Packed) *graph.Node { return o.packed(b, s) }
 
+// boundless is a model that forgets its context.
+type boundless struct{ *models.Transformer }
+
+func (boundless) Limits() (vocab, context int, eos []int32) { return 256, 0, nil }
+
 // TestMisuseOfASessionIsAnError: New says what is wrong with a model of one's own,
 // and what is missing is named.
 func TestMisuseOfASessionIsAnError(t *testing.T) {
@@ -39,11 +44,13 @@ func TestMisuseOfASessionIsAnError(t *testing.T) {
 			require.EqualError(t, err, want)
 		}
 	}
+	_, err := generate.New(boundless{m}, generate.Options{})
+	require.EqualError(t, err, "generate: Limits of the model must give a vocabulary and a context of 1 or more, got 256 and 0")
 	for _, none := range []generate.Model{nil, (*models.Transformer)(nil), (*models.Opened)(nil)} {
 		_, err := generate.New(none, generate.Options{})
 		require.EqualError(t, err, "generate: New: the model is missing (nil)")
 	}
-	_, err := generate.New(m, generate.Options{Compile: func(*graph.Plan) (graph.Executor, error) { return nil, nil }})
+	_, err = generate.New(m, generate.Options{Compile: func(*graph.Plan) (graph.Executor, error) { return nil, nil }})
 	require.EqualError(t, err, "generate: Options.Compile gave no executor (nil)")
 	_, err = generate.Template(nil)
 	require.EqualError(t, err, "generate: Template: the model is missing (nil)")

@@ -102,6 +102,9 @@ func New(m Model, o Options) (*Session, error) {
 		return nil, errors.New("generate: New: the model is missing (nil)")
 	}
 	vocab, most, eos := m.Limits()
+	if vocab < 1 || most < 1 {
+		return nil, fmt.Errorf("generate: Limits of the model must give a vocabulary and a context of 1 or more, got %d and %d", vocab, most)
+	}
 	for _, x := range []struct {
 		name          string
 		v             *int

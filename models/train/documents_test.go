@@ -295,7 +295,7 @@ func TestSequencesBeyondTheAnnouncedAreRefused(t *testing.T) {
 	for n, want := range map[int]string{
 		0: "train: packed data must have 1 to 8 sequences in a row, got 0",
 		9: "train: packed data must have 1 to 8 sequences in a row, got 9",
-		2: "train: the batch has more than the 4 sequences that the data announced",
+		2: "train: the first micro-batch: train: the batch has more than the 4 sequences that the data announced",
 	} {
 		_, err := New(newBigram(t, 256), wrong{d, n}, testOptions(2, 8))
 		require.EqualError(t, err, want)

@@ -57,6 +57,15 @@ func TestMisuseOfNewIsAnError(t *testing.T) {
 	}
 	_, err := New(newBigram(t, 2), (*Windows)(nil), o)
 	require.EqualError(t, err, "train: New: the data are missing (nil)")
+
+	tok := openTokens(t, OpenOptions{}, write(t, filepath.Join(t.TempDir(), "text"), make([]byte, 100)))
+	w, err := NewWindows(tok, 2, WindowOptions{Context: o.Context, Order: Random})
+	require.NoError(t, err)
+	require.NoError(t, tok.Close())
+	_, err = New(newBigram(t, 2), w, o)
+	require.EqualError(t, err, "train: the first micro-batch: "+errNoTokens.Error())
+	_, err = NewWindows(tok, 2, WindowOptions{Context: o.Context, Order: Random})
+	require.Equal(t, errNoTokens, err)
 }
 
 func TestMisuseOfLossIsAnError(t *testing.T) {

@@ -223,7 +223,7 @@ func (t *Tokens) add(path string, format Format) error {
 	return nil
 }
 
-var errNoTokens = errors.New("train: the tokens are missing (nil): Open gives some")
+var errNoTokens = errors.New("train: the tokens are missing (nil) or closed: Open gives some")
 
 // Close releases the files.
 func (t *Tokens) Close() error {
@@ -256,7 +256,7 @@ func (t *Tokens) Digest() string { return t.sum }
 
 // Read fills dst with the tokens from at on.
 func (t *Tokens) Read(dst []int32, at int64) error {
-	if t == nil {
+	if t == nil || t.parts == nil {
 		return errNoTokens
 	}
 	if at < 0 || at > t.n || int64(len(dst)) > t.n-at {

@@ -184,7 +184,7 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	t.adam = newAdamW(o, t.train.params)
 	// The first micro-batch shows a mistake in the data before the run.
 	if err := t.draw(0); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("train: the first micro-batch: %w", err)
 	}
 	return t, nil
 }

@@ -247,7 +247,7 @@ func TestParametersWithoutValuesAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "parameter model.embed_tokens.weight has no value: initialise it or load a checkpoint")
 	require.NoError(t, m.Init(0))
 	_, err = train.New(m, nothing{}, transformerOptions())
-	require.EqualError(t, err, "nothing there")
+	require.EqualError(t, err, "train: the first micro-batch: nothing there")
 }
 
 type nothing struct{}

@@ -86,7 +86,7 @@ func NewWindows(tokens *Tokens, vocab int, o WindowOptions) (*Windows, error) {
 		return nil, &OptionError{field, need, fmt.Sprint(got)}
 	}
 	switch {
-	case tokens == nil:
+	case tokens == nil || tokens.parts == nil:
 		return nil, errNoTokens
 	case o.Context < 1:
 		return fail("context", "at least 1", o.Context)
