@@ -98,13 +98,16 @@ func (c chain) Digest() string { return "chain" }
 // equal three, a new process, and three; an evaluation in between moves nothing.
 func TestF04_ATrainedRunResumes(t *testing.T) {
 	for _, r := range []autocast.Recipe{autocast.Dynamic{}, autocast.Delayed{History: 2}} {
-		start := func(dir string, steps int) (*train.Trainer, *autocast.Model) {
-			m := autocast.Train(newModel(t, learner), autocast.Options{Recipe: r, Filter: small})
+		trainer := func(m train.Model, dir string, steps int) *train.Trainer {
 			o := train.Defaults()
 			o.Steps, o.Batch, o.Context, o.Warmup, o.EvalEvery, o.Accumulate, o.Schedule = steps, 4, 32, 2, 2, 2, train.Constant
 			tr, err := train.New(m, newChain(), o, train.Dir(dir))
 			require.NoError(t, err)
-			return tr, m
+			return tr
+		}
+		start := func(dir string, steps int) (*train.Trainer, *autocast.Model) {
+			m := autocast.Train(newModel(t, learner), autocast.Options{Recipe: r, Filter: small})
+			return trainer(m, dir, steps), m
 		}
 		run := func(tr *train.Trainer) train.Summary {
 			sum, err := tr.Run(context.Background())
@@ -116,6 +119,8 @@ func TestF04_ATrainedRunResumes(t *testing.T) {
 		dir := t.TempDir()
 		half, _ := start(dir, 3)
 		run(half)
+		require.EqualError(t, trainer(newModel(t, learner), dir, 6).Resume(), "train: resume: "+filepath.Join(dir, "step-00000003")+
+			": the model must multiply in FP8 as in the run so far (autocast.Train), it has no states for fp8.json")
 		rest, b := start(dir, 6)
 		require.NoError(t, rest.Resume())
 		got := run(rest)

@@ -16,6 +16,7 @@ import (
 	"sort"
 	"strconv"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models/checkpoint"
 )
@@ -286,6 +287,11 @@ func (t *Trainer) resume() error {
 	}
 	if d := t.data.Digest(); d != r.Data {
 		return fmt.Errorf("%s: the data must be that of the run so far (digest %s), these are of another text, order, context or split (digest %s)", dir, r.Data, d)
+	}
+	if _, cast := r.Files[autocast.StatesName]; cast {
+		if _, ok := t.model.(Stateful); !ok {
+			return fmt.Errorf("%s: the model must multiply in FP8 as in the run so far (autocast.Train), it has no states for %s", dir, autocast.StatesName)
+		}
 	}
 	if t.opts.Steps < r.State.Step {
 		return fmt.Errorf("%s: option steps must be at least %d, the steps done so far, got %d", dir, r.State.Step, t.opts.Steps)
