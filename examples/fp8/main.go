@@ -251,7 +251,7 @@ func (s settings) data() (*train.Windows, func() error, error) {
 	}
 	w, err := train.NewWindows(tokens, s.model.Vocab, train.WindowOptions{Context: s.train.Context, Seed: s.train.Seed, Order: train.Random, Validation: 0.1})
 	if err != nil {
-		return nil, nil, errors.Join(err, tokens.Close())
+		return nil, nil, errors.Join(fmt.Errorf("-text: %w", err), tokens.Close())
 	}
 	return w, tokens.Close, nil
 }

@@ -59,7 +59,8 @@ func TestEvaluatesOnADevice(t *testing.T) {
 }
 
 func TestFlagsAreChecked(t *testing.T) {
-	text := textFile(t)
+	text, short := textFile(t), filepath.Join(t.TempDir(), "short")
+	require.NoError(t, os.WriteFile(short, []byte("one"), 0o666))
 	for args, want := range map[string]string{
 		"-fp8 static":                "-fp8 must be dynamic or delayed, got \"static\"",
 		"-dtype f64":                 `-dtype must be bf16, f16 or f32, got "f64"`,
@@ -68,6 +69,7 @@ func TestFlagsAreChecked(t *testing.T) {
 		"extra":                      `unexpected argument "extra": every value belongs to a flag (-h lists them)`,
 		"-steps 0":                   "-steps must be at least 1, got 0",
 		"-text " + text + ".missing": "-text: ",
+		"-text " + short:             "-text: " + short + ": is too short",
 		"-heads 0":                   "-heads must be 1 to 1048576, got 0",
 		"-heads 3":                   "-dim must be an even number for each of the 3 -heads, got 256",
 		"-dim 0":                     "-dim must be 1 to 1048576, got 0",
