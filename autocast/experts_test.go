@@ -16,7 +16,7 @@ import (
 
 func withExperts() models.Config {
 	c := tiny
-	c.Type, c.QKVBias = "qwen3_moe", false
+	c.Type, c.QKVBias, c.OutputBias = "qwen3_moe", false, false
 	c.Experts = &models.Experts{Router: ops.Router{Experts: 4, TopK: 2, Renormalize: true}, FFN: 48, Dense: make([]bool, c.Layers)}
 	return c
 }

@@ -19,7 +19,7 @@ import (
 )
 
 var tiny = models.Config{Type: "qwen3", Vocab: 96, Hidden: 32, FFN: 48, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 8,
-	Context: 16, NormEps: 1e-6, RopeTheta: 1e4, QKNorm: true, QKVBias: true}
+	Context: 16, NormEps: 1e-6, RopeTheta: 1e4, QKNorm: true, QKVBias: true, OutputBias: true}
 
 // small makes every linear of the tiny model large enough.
 var small = autocast.Filter{MinSize: 1}

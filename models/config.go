@@ -208,8 +208,13 @@ func (c Config) Check() error {
 			return err
 		}
 	}
-	if c.Type == kimiType && (c.Delta == nil || c.Latent == nil) {
+	switch {
+	case c.Type == kimiType && (c.Delta == nil || c.Latent == nil):
 		return fmt.Errorf("%s must have Delta and Latent", kimiType)
+	case architectures[c.Type] == &deepseek3 && (c.Latent == nil || c.Experts == nil):
+		return fmt.Errorf("%s must have Latent and Experts", c.Type)
+	case architectures[c.Type] == &qwen3Moe && c.Experts == nil:
+		return fmt.Errorf("%s must have Experts", c.Type)
 	}
 	if c.Delta != nil {
 		if err := c.Delta.check(c.Layers); err != nil {
@@ -245,7 +250,8 @@ func (c *Config) rotary(n int, local bool) native.RotaryConfig {
 }
 
 // Write writes config.json in the spelling that every release of transformers
-// reads. Weights are said to be float32.
+// reads. Weights are said to be float32. What the type's file cannot say is an
+// error: a window of llama, qwen3 without QKNorm.
 func (c Config) Write(w io.Writer) error { return c.write(w, "float32") }
 
 func (c Config) write(w io.Writer, stored string) error {
@@ -271,9 +277,54 @@ func (c Config) write(w io.Writer, stored string) error {
 	}
 	f.setRope(&c)
 	arch.write(&f, &c)
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(f)
+	raw, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return err
+	}
+	back, err := ParseConfig(bytes.NewReader(raw))
+	if err != nil {
+		return fmt.Errorf("a config.json of %s that says this could not be read: %w", c.Type, err)
+	}
+	if lost := c.lost(&back); lost != "" {
+		return fmt.Errorf("a config.json of %s cannot say %s", c.Type, lost)
+	}
+	_, err = w.Write(append(raw, '\n'))
+	return err
+}
+
+// lost is the first thing that decides results and is another one in what was
+// written; "" for none.
+func (c *Config) lost(back *Config) string {
+	for _, x := range []struct {
+		field   string
+		is, got any
+	}{
+		{"QKNorm", c.QKNorm, back.QKNorm}, {"QKVBias", c.QKVBias, back.QKVBias}, {"OutputBias", c.OutputBias, back.OutputBias},
+		{"MLPBias", c.MLPBias, back.MLPBias}, {"Tied", c.Tied, back.Tied}, {"LogitCap", float32(c.LogitCap), float32(back.LogitCap)},
+		{"LocalTheta", c.LocalTheta, back.LocalTheta}, {"Scale", float32(c.scale()), float32(back.scale())},
+		{"Experts", c.Experts != nil, back.Experts != nil}, {"Latent", c.Latent != nil, back.Latent != nil}, {"Delta", c.Delta != nil, back.Delta != nil},
+	} {
+		if x.is != x.got {
+			return fmt.Sprintf("%s %v: it would read as %v", x.field, x.is, x.got)
+		}
+	}
+	for l := range c.Layers {
+		if is, got := c.WindowOf(l), back.WindowOf(l); is != got {
+			return fmt.Sprintf("a Window of %d in layer %d: it would read as %d", is, l, got)
+		}
+		if is, got := c.NoRope != nil && c.NoRope[l], back.NoRope != nil && back.NoRope[l]; is != got {
+			return fmt.Sprintf("NoRope %v of layer %d: it would read as %v", is, l, got)
+		}
+	}
+	return ""
+}
+
+// scale is what the scores are multiplied by.
+func (c *Config) scale() float64 {
+	if c.Scale > 0 {
+		return c.Scale
+	}
+	return 1 / math.Sqrt(float64(c.HeadDim))
 }
 
 func (c *Config) addEOS(id int32) {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/seafan/seafan/models"
+	"github.com/seafan/seafan/ops"
 )
 
 // config is a config.json as a map, to be changed.
@@ -221,4 +222,31 @@ func TestAConfigIsAnObject(t *testing.T) {
 	require.EqualError(t, err, "a config must be a JSON object, got array")
 	_, err = models.ParseConfig(nil)
 	require.EqualError(t, err, "models: the reader of a config is missing (nil)")
+}
+
+// TestAConfigThatItsFileCannotSayIsNotWritten: a folder is saved that opens as the
+// model it was saved from, or none.
+func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
+	for want, edit := range map[string]func(c *models.Config){
+		"QKNorm true: it would read as false":            func(c *models.Config) { c.QKNorm = true },
+		"OutputBias false: it would read as true":        func(c *models.Config) { c.QKVBias = true },
+		"QKVBias false: it would read as true":           func(c *models.Config) { c.Type = "qwen2" },
+		"a Window of 4 in layer 0: it would read as 0":   func(c *models.Config) { c.Window = 4 },
+		"NoRope true of layer 1: it would read as false": func(c *models.Config) { c.NoRope = []bool{false, true} },
+		"LogitCap 30: it would read as 0":                func(c *models.Config) { c.LogitCap = 30 },
+		"Scale 0.5: it would read as 0.25":               func(c *models.Config) { c.Scale = 0.5 },
+		"Experts true: it would read as false": func(c *models.Config) {
+			c.Experts = &models.Experts{FFN: 8, Dense: make([]bool, 2), Router: ops.Router{Experts: 2, TopK: 1}}
+		},
+	} {
+		c := models.Config{Type: "llama", Vocab: 8, Hidden: 32, FFN: 8, Layers: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Context: 16, NormEps: 1e-6, RopeTheta: 1e4}
+		edit(&c)
+		var out bytes.Buffer
+		require.EqualError(t, c.Write(&out), "a config.json of "+c.Type+" cannot say "+want)
+		require.Zero(t, out.Len())
+	}
+	for _, kind := range []string{"qwen3_moe", "deepseek_v3", "kimi_linear"} {
+		_, err := models.New(models.Config{Type: kind, Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4})
+		require.ErrorContains(t, err, "models: "+kind+" must have ")
+	}
 }

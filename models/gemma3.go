@@ -60,7 +60,7 @@ var gemma3 = architecture{
 	},
 	write: func(f *file, c *Config) {
 		f.AttentionBias = c.QKVBias
-		f.QueryScalar = 1 / (c.Scale * c.Scale)
+		f.QueryScalar = 1 / (c.scale() * c.scale())
 		if n := math.Round(f.QueryScalar); math.Abs(n-f.QueryScalar) < 1e-9*n {
 			f.QueryScalar = n // it is a whole number in every published config
 		}
