@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"math"
 	"path/filepath"
+	"reflect"
 	"slices"
 
 	"github.com/seafan/seafan/models/checkpoint"
@@ -302,10 +303,10 @@ func (c *Config) lost(back *Config) string {
 		{"QKNorm", c.QKNorm, back.QKNorm}, {"QKVBias", c.QKVBias, back.QKVBias}, {"OutputBias", c.OutputBias, back.OutputBias},
 		{"MLPBias", c.MLPBias, back.MLPBias}, {"Tied", c.Tied, back.Tied}, {"LogitCap", float32(c.LogitCap), float32(back.LogitCap)},
 		{"LocalTheta", c.LocalTheta, back.LocalTheta}, {"Scale", float32(c.scale()), float32(back.scale())},
-		{"Experts", c.Experts != nil, back.Experts != nil}, {"Latent", c.Latent != nil, back.Latent != nil}, {"Delta", c.Delta != nil, back.Delta != nil},
+		{"Experts", value(c.Experts.spelt()), value(back.Experts.spelt())}, {"Latent", value(c.Latent), value(back.Latent)}, {"Delta", value(c.Delta), value(back.Delta)},
 	} {
-		if x.is != x.got {
-			return fmt.Sprintf("%s %v: it would read as %v", x.field, x.is, x.got)
+		if !reflect.DeepEqual(x.is, x.got) {
+			return fmt.Sprintf("%s %+v: it would read as %+v", x.field, x.is, x.got)
 		}
 	}
 	for l := range c.Layers {
@@ -317,6 +318,14 @@ func (c *Config) lost(back *Config) string {
 		}
 	}
 	return ""
+}
+
+// value is what p points to, nil for nothing.
+func value[T any](p *T) any {
+	if p == nil {
+		return nil
+	}
+	return *p
 }
 
 // scale is what the scores are multiplied by.

@@ -3,6 +3,7 @@ package models_test
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -235,7 +236,7 @@ func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
 		"NoRope true of layer 1: it would read as false": func(c *models.Config) { c.NoRope = []bool{false, true} },
 		"LogitCap 30: it would read as 0":                func(c *models.Config) { c.LogitCap = 30 },
 		"Scale 0.5: it would read as 0.25":               func(c *models.Config) { c.Scale = 0.5 },
-		"Experts true: it would read as false": func(c *models.Config) {
+		"Experts {Router:{Experts:2 TopK:1 Groups:0 KeepGroups:0 Sigmoid:false Renormalize:false Scale:1} FFN:8 Shared:0 Bias:false Dense:[false false]}: it would read as <nil>": func(c *models.Config) {
 			c.Experts = &models.Experts{FFN: 8, Dense: make([]bool, 2), Router: ops.Router{Experts: 2, TopK: 1}}
 		},
 	} {
@@ -245,6 +246,11 @@ func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
 		require.EqualError(t, c.Write(&out), "a config.json of "+c.Type+" cannot say "+want)
 		require.Zero(t, out.Len())
 	}
+	shared := models.Config{Type: "qwen3_moe", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, QKNorm: true,
+		Experts: &models.Experts{FFN: 8, Dense: make([]bool, 1), Router: ops.Router{Experts: 2, TopK: 1, Scale: 1}}}
+	require.NoError(t, shared.Write(io.Discard))
+	shared.Experts.Shared = 8
+	require.ErrorContains(t, shared.Write(io.Discard), "a config.json of qwen3_moe cannot say Experts {")
 	for _, kind := range []string{"qwen3_moe", "deepseek_v3", "kimi_linear"} {
 		_, err := models.New(models.Config{Type: kind, Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4})
 		require.ErrorContains(t, err, "models: "+kind+" must have ")

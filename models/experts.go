@@ -34,6 +34,21 @@ func (e *Experts) check(layers int) error {
 	return e.Router.Check()
 }
 
+// spelt is e with what zero values of its router stand for.
+func (e *Experts) spelt() *Experts {
+	if e == nil {
+		return nil
+	}
+	c := *e
+	if c.Router.Scale == 0 {
+		c.Router.Scale = 1
+	}
+	if c.Router.Groups < 2 {
+		c.Router.Groups, c.Router.KeepGroups = 0, 0
+	}
+	return &c
+}
+
 // feedForward is the gated unit, or the mixture in the layers that have one.
 func (l *layer) feedForward(x *graph.Node) *graph.Node {
 	s := l.Scope("mlp")
