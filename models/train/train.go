@@ -135,7 +135,8 @@ func Progress(w io.Writer) Setting { return func(t *Trainer) { t.progress = w } 
 // Each calls f after every step. f must not keep ValLoss.
 func Each(f func(Metric)) Setting { return func(t *Trainer) { t.each = f } }
 
-// New prepares a run. The parameters must have values.
+// New prepares a run. The parameters must have values, and nothing else may read or
+// write them while Run is at it, but for the function of Each.
 func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
