@@ -150,46 +150,65 @@ func raggedCases() []Case {
 	return cs
 }
 
-// raggedCase is attention of packed sequences that end at qo and kv.
-func raggedCase(name string, a optest.Attention, qo, kv []int32, sinks bool) Case {
-	b := len(qo) - 1
-	ints := func(name string, v []int32) Input { return Input{Name: name, Shape: []int{len(v)}, I: v} }
-	in := []Input{Normal("q", int(qo[b]), a.Hq, a.D), Normal("k", int(kv[b]), a.Hkv, a.D), Normal("v", int(kv[b]), a.Hkv, a.Dv)}
-	if sinks {
-		in = append(in, Normal("sinks", a.Hq))
-	}
-	in = append(in, ints("qo_indptr", qo), ints("kv_indptr", kv))
-	at := func(in []Input) optest.Ragged {
-		o := optest.Ragged{Attention: a, QO: qo, KV: kv}
-		if sinks {
-			o.Sinks = in[3].F
+// attention is the oracle of attention, of dense or of packed sequences.
+type attention interface {
+	Forward(q, k, v []float64) (out, lse []float64)
+	Backward(q, k, v, dout, dlse []float64) (dq, dk, dv, dsinks []float64)
+}
+
+// attends is a case of attention: in begins with q, k and v, and has the sinks at
+// a place of their own, 0 for none, with which at makes the oracle.
+func attends(name string, in []Input, sinks int, at func(sinks []float64) attention, options func(in []*graph.Node) ops.AttentionOptions) Case {
+	oracle := func(in []Input) attention {
+		if sinks == 0 {
+			return at(nil)
 		}
-		return o
+		return at(in[sinks].F)
 	}
 	return Case{Op: "attention", Name: name, In: in,
 		Build: func(in []*graph.Node) []*graph.Node {
-			o := ops.AttentionOptions{Causal: true, QOIndptr: in[len(in)-2], KVIndptr: in[len(in)-1]}
-			if sinks {
-				o.Sinks = in[3]
-			}
-			out, lse := ops.AttentionLSE(in[0], in[1], in[2], o)
+			out, lse := ops.AttentionLSE(in[0], in[1], in[2], options(in))
 			return []*graph.Node{out, lse}
 		},
 		Oracle: func(in []Input) [][]float64 {
-			out, lse := at(in).Forward(in[0].F, in[1].F, in[2].F)
+			out, lse := oracle(in).Forward(in[0].F, in[1].F, in[2].F)
 			return [][]float64{out, lse}
 		},
 		Grad: func(in []Input, d [][]float64) [][]float64 {
-			dq, dk, dv, ds := at(in).Backward(in[0].F, in[1].F, in[2].F, d[0], d[1])
+			dq, dk, dv, ds := oracle(in).Backward(in[0].F, in[1].F, in[2].F, d[0], d[1])
 			grads := make([][]float64, len(in))
 			copy(grads, [][]float64{dq, dk, dv})
-			if sinks {
-				grads[3] = ds
+			if sinks > 0 {
+				grads[sinks] = ds
 			}
 			return grads
 		},
 		C: 8, CGrad: 16,
 	}
+}
+
+// raggedCase is attention of packed sequences that end at qo and kv.
+func raggedCase(name string, a optest.Attention, qo, kv []int32, withSinks bool) Case {
+	b, sinks := len(qo)-1, 0
+	ints := func(name string, v []int32) Input { return Input{Name: name, Shape: []int{len(v)}, I: v} }
+	in := []Input{Normal("q", int(qo[b]), a.Hq, a.D), Normal("k", int(kv[b]), a.Hkv, a.D), Normal("v", int(kv[b]), a.Hkv, a.Dv)}
+	if withSinks {
+		sinks = len(in)
+		in = append(in, Normal("sinks", a.Hq))
+	}
+	in = append(in, ints("qo_indptr", qo), ints("kv_indptr", kv))
+	at := func(sinks []float64) attention {
+		o := optest.Ragged{Attention: a, QO: qo, KV: kv}
+		o.Sinks = sinks
+		return o
+	}
+	return attends(name, in, sinks, at, func(in []*graph.Node) ops.AttentionOptions {
+		o := ops.AttentionOptions{Causal: true, QOIndptr: in[len(in)-2], KVIndptr: in[len(in)-1]}
+		if sinks > 0 {
+			o.Sinks = in[sinks]
+		}
+		return o
+	})
 }
 
 func mergeCases() []Case {
@@ -253,7 +272,7 @@ func mergeCases() []Case {
 
 func attentionCase(name string, a optest.Attention) Case {
 	in := []Input{Normal("q", a.B, a.Lq, a.Hq, a.D), Normal("k", a.B, a.Lk, a.Hkv, a.D), Normal("v", a.B, a.Lk, a.Hkv, a.Dv)}
-	opts := ops.AttentionOptions{Causal: a.Causal, Scale: a.Scale, Window: a.Window, Softcap: a.Softcap}
+	opts, sinks := ops.AttentionOptions{Causal: a.Causal, Scale: a.Scale, Window: a.Window, Softcap: a.Softcap}, 0
 	if a.Mask != nil {
 		in = append(in, Input{Name: "mask", Shape: a.MaskShape, Keep: a.Mask})
 	}
@@ -261,43 +280,25 @@ func attentionCase(name string, a optest.Attention) Case {
 		in = append(in, Input{Name: "kv_len", Shape: []int{a.B}, I: a.KVLen})
 	}
 	if a.Sinks != nil {
+		sinks = len(in)
 		in = append(in, Input{Name: "sinks", Shape: []int{a.Hq}, F: a.Sinks})
 	}
-	at := func(in []Input) optest.Attention {
+	at := func(sinks []float64) attention {
 		o := a
-		if a.Sinks != nil {
-			o.Sinks = in[len(in)-1].F
-		}
+		o.Sinks = sinks
 		return o
 	}
-	return Case{Op: "attention", Name: name, In: in,
-		Build: func(in []*graph.Node) []*graph.Node {
-			o, rest := opts, in[3:]
-			next := func(on bool) *graph.Node {
-				if !on {
-					return nil
-				}
-				n := rest[0]
-				rest = rest[1:]
-				return n
+	return attends(name, in, sinks, at, func(in []*graph.Node) ops.AttentionOptions {
+		o, rest := opts, in[3:]
+		next := func(on bool) *graph.Node {
+			if !on {
+				return nil
 			}
-			o.Mask, o.KVLen, o.Sinks = next(a.Mask != nil), next(a.KVLen != nil), next(a.Sinks != nil)
-			out, lse := ops.AttentionLSE(in[0], in[1], in[2], o)
-			return []*graph.Node{out, lse}
-		},
-		Oracle: func(in []Input) [][]float64 {
-			out, lse := at(in).Forward(in[0].F, in[1].F, in[2].F)
-			return [][]float64{out, lse}
-		},
-		Grad: func(in []Input, d [][]float64) [][]float64 {
-			dq, dk, dv, ds := at(in).Backward(in[0].F, in[1].F, in[2].F, d[0], d[1])
-			grads := make([][]float64, len(in))
-			copy(grads, [][]float64{dq, dk, dv})
-			if a.Sinks != nil {
-				grads[len(in)-1] = ds
-			}
-			return grads
-		},
-		C: 8, CGrad: 16,
-	}
+			n := rest[0]
+			rest = rest[1:]
+			return n
+		}
+		o.Mask, o.KVLen, o.Sinks = next(a.Mask != nil), next(a.KVLen != nil), next(a.Sinks != nil)
+		return o
+	})
 }
