@@ -234,6 +234,9 @@ func (c *Config) WindowOf(layer int) int {
 	return c.Window
 }
 
+// rotates reports whether a layer turns its queries and keys.
+func (c *Config) rotates(layer int) bool { return c.NoRope == nil || !c.NoRope[layer] }
+
 // rotary is the table's configuration for the first n positions, of the layers
 // with a rotation of their own or of the others. Scalings that depend on the
 // length of the sequence are those of n tokens.
@@ -313,7 +316,7 @@ func (c *Config) lost(back *Config) string {
 		if is, got := c.WindowOf(l), back.WindowOf(l); is != got {
 			return fmt.Sprintf("a Window of %d in layer %d: it would read as %d", is, l, got)
 		}
-		if is, got := c.NoRope != nil && c.NoRope[l], back.NoRope != nil && back.NoRope[l]; is != got {
+		if is, got := !c.rotates(l), !back.rotates(l); is != got {
 			return fmt.Sprintf("NoRope %v of layer %d: it would read as %v", is, l, got)
 		}
 	}

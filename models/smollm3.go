@@ -37,7 +37,7 @@ var smollm3 = architecture{
 		f.AttentionBias, f.MLPBias = c.QKVBias, c.MLPBias
 		for l := range c.Layers {
 			turns := 1
-			if c.NoRope != nil && c.NoRope[l] {
+			if !c.rotates(l) {
 				turns = 0
 			}
 			f.NoRopeLayers = append(f.NoRopeLayers, turns)

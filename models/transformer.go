@@ -144,7 +144,7 @@ func (m *Transformer) reaches(n int, paged bool) ([]reach, error) {
 	rs := make([]reach, c.Layers)
 	for l := range rs {
 		rs[l] = reach{pairing: ops.Half, window: c.WindowOf(l), scale: c.Scale}
-		if c.NoRope != nil && c.NoRope[l] {
+		if !c.rotates(l) {
 			continue
 		}
 		k := tableKey{positions: n, local: c.LocalTheta > 0 && rs[l].window > 0, twice: paged && c.longer(n)}

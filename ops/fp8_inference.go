@@ -178,7 +178,7 @@ func fp8WeightTogether(calls []graph.Call) error {
 			if err != nil {
 				return err
 			}
-			ls[n] = native.FP8LinearOf{Y: graph.Data[float32](c.Out[0]), W: w, B: data[float32](c.In, 3), N: w.Rows}
+			ls[n] = native.FP8LinearOf{Y: graph.Data[float32](c.Out[0]), W: w, B: data[float32](c.In, 3)}
 			n++
 		}
 		if n > 0 {

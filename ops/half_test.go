@@ -243,16 +243,7 @@ func TestPanelsFollowTheirWeight(t *testing.T) {
 			require.NoError(t, err)
 			return p
 		}
-		set := func(p *graph.Param, seed string) {
-			for i, v := range optest.Normals(seed, n*k, 1) {
-				if stored == dtype.BFloat16 {
-					graph.Data[dtype.BF16](p.Tensor())[i] = dtype.ToBF16(float32(v))
-				} else {
-					dtype.FromFloat32(graph.Data[dtype.F16](p.Tensor())[i:i+1], []float32{float32(v)})
-				}
-			}
-			p.Touch()
-		}
+		set := func(p *graph.Param, seed string) { store(p, optest.Cast[float32](optest.Normals(seed, n*k, 1))) }
 		a, c := weight("a"), weight("c")
 		set(a, "a")
 		set(c, "c")

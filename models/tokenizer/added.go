@@ -359,7 +359,7 @@ func (m *addedMatcher) walk(text string, skipSpecial bool, plain func(from, to i
 			continue
 		}
 		if flags&leftStrip != 0 {
-			start = max(done, done+len(strings.TrimRightFunc(text[min(done, start):start], unicode.IsSpace)))
+			start = done + len(strings.TrimRightFunc(text[min(done, start):start], unicode.IsSpace))
 		}
 		if flags&rightStrip != 0 {
 			end = len(text) - len(strings.TrimLeftFunc(text[max(done, end):], unicode.IsSpace))

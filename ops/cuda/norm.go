@@ -59,18 +59,14 @@ func (n RMSNorm) codes(q Queue) error {
 		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"stride", n.CodesStride}, {"rows", int32(n.Rows)}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 
-// codesCut is the threads of a block of a norm that leaves codes, as normShape has them. A product that takes the norm of its rows
+// codesCut is the threads of a block of a norm or a gated unit that leaves codes, as normShape has them. A product that takes the norm of its rows
 // along has as many, and so adds in the same order.
 func codesCut(rows, d int) int {
-	packs, v, most := d/8, 1, 256
-	if rows <= fewRows {
-		if most = 1024; packs > 256 {
-			v = 2
-		}
+	packs, v := d/8, 1
+	if rows <= fewRows && packs > 256 {
+		v = 2
 	}
-	for v < 4 && ceilDiv(packs, v) > most {
-		v *= 2
-	}
+	v = packsEach(rows, packs, v)
 	return min(1024, (ceilDiv(packs, v)+31)/32*32)
 }
 
@@ -110,12 +106,19 @@ func normShape(op string, t DType, rows, d int, pointers ...Pointer) (variant st
 	if !whole || packs > 4*1024 {
 		return t.String() + "_any", min(1024, (d+31)/32*32), nil
 	}
-	v, most := 1, 256
+	v := packsEach(rows, packs, 1)
+	return fmt.Sprintf("%v_%d", t, v), (ceilDiv(packs, v) + 31) / 32 * 32, nil
+}
+
+// packsEach is how many packs of a row a thread takes, v or more: 4 at most, and no more than leave 256 threads of a row, 1024 where
+// rows are few.
+func packsEach(rows, packs, v int) int {
+	most := 256
 	if rows <= fewRows {
 		most = 1024
 	}
 	for v < 4 && ceilDiv(packs, v) > most {
 		v *= 2
 	}
-	return fmt.Sprintf("%v_%d", t, v), (ceilDiv(packs, v) + 31) / 32 * 32, nil
+	return v
 }

@@ -6,13 +6,13 @@ package native
 // FP8WeightLinear computes y[M,N] = x[M,K] w[N,K]^T + b[N] with w the values of
 // its codes times their steps, each product rounded once; b may be nil. It has
 // the bits of Linear on the widened weight, which in float32 is never stored as a
-// whole: every code is read once and nothing else of w is.
+// whole.
 func FP8WeightLinear[T Float](y, x []T, w FP8Matrix, b []T, m, n, k int) {
 	if m <= 0 || n <= 0 {
 		return
 	}
 	if y, ok := any(y).([]float32); ok {
-		FP8WeightLinears(any(x).([]float32), m, k, []FP8LinearOf{{Y: y, W: w, B: any(b).([]float32), N: n}})
+		FP8WeightLinears(any(x).([]float32), m, k, []FP8LinearOf{{Y: y, W: w, B: any(b).([]float32)}})
 		return
 	}
 	wide := takeScratch[T](n * k)
@@ -26,7 +26,6 @@ type FP8LinearOf struct {
 	Y []float32
 	W FP8Matrix
 	B []float32
-	N int
 }
 
 // FP8WeightLinears is FP8WeightLinear of x[M,K] for each of ls, few rows in one
@@ -35,7 +34,7 @@ func FP8WeightLinears(x []float32, m, k int, ls []FP8LinearOf) {
 	var g streamArgs
 	for i := range ls {
 		l := &ls[i]
-		g.add(&codedArgs{y: l.Y, x: x, w: l.W.Codes, fp8: l.W, bias: l.B, coding: codedFP8, m: m, n: l.N, k: k})
+		g.add(&codedArgs{y: l.Y, x: x, w: l.W.Codes, fp8: l.W, bias: l.B, coding: codedFP8, m: m, n: l.W.Rows, k: k})
 	}
 	g.launch()
 }

@@ -7,7 +7,9 @@ package chat
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -219,18 +221,12 @@ func measure(v *exec.Value, depth int, add func(int) bool) bool {
 func grows(in *exec.Value, params *exec.VarArgs) error {
 	n, err := sizeOf(in, maxWork)
 	args := 1
-	add := func(v *exec.Value) {
+	for _, v := range given(params) {
 		size, _ := sizeOf(v, maxWork)
 		if v.IsInteger() {
 			size = v.Integer()
 		}
 		args += min(max(size, 0), 2*maxWork)
-	}
-	for _, v := range params.Args {
-		add(v)
-	}
-	for _, v := range params.KwArgs {
-		add(v)
 	}
 	if err == nil && args > maxWork/(n+1) {
 		err = tooLong(maxWork)
@@ -246,18 +242,12 @@ func formats(in *exec.Value, params *exec.VarArgs) error {
 	if wide.MatchString(in.String()) {
 		return fmt.Errorf("a width of five digits or more")
 	}
-	texts := &exec.VarArgs{}
-	for _, v := range params.Args {
-		if !v.IsInteger() {
-			texts.Args = append(texts.Args, v)
-		}
-	}
-	for _, v := range params.KwArgs {
-		if !v.IsInteger() {
-			texts.Args = append(texts.Args, v)
-		}
-	}
-	return grows(in, texts)
+	return grows(in, &exec.VarArgs{Args: slices.DeleteFunc(given(params), (*exec.Value).IsInteger)})
+}
+
+// given are the values of a call, those with names last.
+func given(params *exec.VarArgs) []*exec.Value {
+	return slices.AppendSeq(slices.Clone(params.Args), maps.Values(params.KwArgs))
 }
 
 // boundedFilter is the engine's filter behind a check of what it gets.

@@ -187,6 +187,10 @@ func attends(name string, in []Input, sinks int, at func(sinks []float64) attent
 	}
 }
 
+func attentionOptions(a optest.Attention) ops.AttentionOptions {
+	return ops.AttentionOptions{Causal: a.Causal, Scale: a.Scale, Window: a.Window, Softcap: a.Softcap}
+}
+
 // raggedCase is attention of packed sequences that end at qo and kv.
 func raggedCase(name string, a optest.Attention, qo, kv []int32, withSinks bool) Case {
 	b, sinks := len(qo)-1, 0
@@ -203,7 +207,8 @@ func raggedCase(name string, a optest.Attention, qo, kv []int32, withSinks bool)
 		return o
 	}
 	return attends(name, in, sinks, at, func(in []*graph.Node) ops.AttentionOptions {
-		o := ops.AttentionOptions{Causal: true, QOIndptr: in[len(in)-2], KVIndptr: in[len(in)-1]}
+		o := attentionOptions(a)
+		o.QOIndptr, o.KVIndptr = in[len(in)-2], in[len(in)-1]
 		if sinks > 0 {
 			o.Sinks = in[sinks]
 		}
@@ -272,7 +277,7 @@ func mergeCases() []Case {
 
 func attentionCase(name string, a optest.Attention) Case {
 	in := []Input{Normal("q", a.B, a.Lq, a.Hq, a.D), Normal("k", a.B, a.Lk, a.Hkv, a.D), Normal("v", a.B, a.Lk, a.Hkv, a.Dv)}
-	opts, sinks := ops.AttentionOptions{Causal: a.Causal, Scale: a.Scale, Window: a.Window, Softcap: a.Softcap}, 0
+	sinks := 0
 	if a.Mask != nil {
 		in = append(in, Input{Name: "mask", Shape: a.MaskShape, Keep: a.Mask})
 	}
@@ -289,7 +294,7 @@ func attentionCase(name string, a optest.Attention) Case {
 		return o
 	}
 	return attends(name, in, sinks, at, func(in []*graph.Node) ops.AttentionOptions {
-		o, rest := opts, in[3:]
+		o, rest := attentionOptions(a), in[3:]
 		next := func(on bool) *graph.Node {
 			if !on {
 				return nil
