@@ -329,7 +329,11 @@ func TestDeviceExecutorBatch(t *testing.T) {
 	for _, dt := range []dtype.DType{dtype.BFloat16, dtype.Float16, dtype.Float32}[:shorter(3, 1)] {
 		alone := text(t, session(t, m, generate.Options{}, Options{Compute: dt, Strict: dt != dtype.Float32}), prompt, hot, n)
 		for _, longest := range []int{5, 150}[:shorter(2, 1)] {
-			s := session(t, m, generate.Options{Requests: 8}, Options{Compute: dt, Strict: dt != dtype.Float32})
+			const requests = 8
+			if dt != dtype.Float32 && requests*longest > 64 {
+				continue // products of 16 bits have another kernel for more than 64 rows, which adds in another order
+			}
+			s := session(t, m, generate.Options{Requests: requests}, Options{Compute: dt, Strict: dt != dtype.Float32})
 			stop, wait := make(chan struct{}), sync.WaitGroup{}
 			for i := range others {
 				wait.Go(func() {
@@ -360,9 +364,7 @@ func TestDeviceExecutorBatch(t *testing.T) {
 			close(stop)
 			wait.Wait()
 			fmt.Printf("BATCH\t%s\t%d sampled tokens alone and among %d others with prompts up to %d\tequal %v\n", dt, n, others, longest, slices.Equal(alone, among))
-			if longest < 64/8 || dt == dtype.Float32 {
-				require.Equal(t, alone, among)
-			}
+			require.Equal(t, alone, among)
 		}
 	}
 }
