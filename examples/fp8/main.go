@@ -111,13 +111,14 @@ func (s settings) check() error {
 		}
 	}
 	if s.model.Hidden%(2*s.model.Heads) != 0 {
-		return fmt.Errorf("-dim must be an even number for each of the %d -heads, got %d", s.model.Heads, s.model.Hidden)
+		return fmt.Errorf("-dim must be a multiple of %d, an even number for each of the %d -heads, got %d", 2*s.model.Heads, s.model.Heads, s.model.Hidden)
 	}
 	var oe *train.OptionError
-	if err := s.train.Check(); errors.As(err, &oe) {
+	err := s.train.Check()
+	if errors.As(err, &oe) {
 		return fmt.Errorf("-%s must be %s, got %s", strings.ReplaceAll(oe.Field, "_", "-"), oe.Need, oe.Got)
 	}
-	return nil
+	return err
 }
 
 // options turns the flags into those of the pass.

@@ -125,10 +125,11 @@ func (s *settings) check() error {
 		return errors.New("-prompt: must have a byte or more")
 	}
 	var oe *train.OptionError
-	if err := s.train.Check(); errors.As(err, &oe) {
+	err := s.train.Check()
+	if errors.As(err, &oe) {
 		return fmt.Errorf("-%s: must be %s, got %s", strings.ReplaceAll(oe.Field, "_", "-"), oe.Need, oe.Got)
 	}
-	return nil
+	return err
 }
 
 // model is a new hybrid of bytes.

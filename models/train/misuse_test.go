@@ -145,7 +145,7 @@ func TestMisuseOfATrainerIsAnError(t *testing.T) {
 	require.EqualError(t, err, "train: Run: the context is missing (nil)")
 	_, err = tr.Run(context.Background())
 	require.NoError(t, err)
-	require.EqualError(t, second, "train: Run: the trainer is running already, in another goroutine")
+	require.EqualError(t, second, "train: Run: the trainer is running already: neither the function of Each nor another goroutine may call Run")
 	err = tr.Resume()
 	require.ErrorIs(t, err, ErrNoCheckpoint)
 	require.EqualError(t, err, "train: resume: the trainer has no folder, New takes it by Dir or In: no checkpoint")

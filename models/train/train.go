@@ -265,7 +265,7 @@ func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
 		return Summary{}, errors.New("train: Run: the context is missing (nil)")
 	}
 	if !t.running.CompareAndSwap(false, true) {
-		return Summary{}, errors.New("train: Run: the trainer is running already, in another goroutine")
+		return Summary{}, errors.New("train: Run: the trainer is running already: neither the function of Each nor another goroutine may call Run")
 	}
 	defer t.running.Store(false)
 	if err := t.open(); err != nil {
