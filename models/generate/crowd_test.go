@@ -17,7 +17,7 @@ import (
 )
 
 func crowdModel(t *testing.T) *models.Transformer {
-	m, err := models.New(models.Config{Type: "llama", Vocab: 64, Hidden: 16, FFN: 16, Layers: 1, Heads: 2, KVHeads: 1, HeadDim: 8, Context: 256, NormEps: 1e-5, RopeTheta: 1e4})
+	m, err := models.New(models.Config{Type: "llama", Vocab: 64, Hidden: 16, FFN: 16, Layers: 2, Heads: 2, KVHeads: 1, HeadDim: 8, Context: 256, NormEps: 1e-5, RopeTheta: 1e4})
 	require.NoError(t, err)
 	require.NoError(t, m.Init(7))
 	return m
@@ -190,5 +190,41 @@ func TestSnapshotAfterACancelledStep(t *testing.T) {
 		got, err := again.Next(context.Background())
 		require.NoError(t, err)
 		require.Equal(t, want, got)
+	}
+}
+
+// TestACancelledStepIsTakenAgainInParts: requests that came meanwhile take their
+// share of the step, so that pages taken for it hold nothing yet.
+func TestACancelledStepIsTakenAgainInParts(t *testing.T) {
+	o := Options{Context: 64, Requests: 3, PageSize: 4, Chunk: 9, Logprobs: true}
+	prompt := make([]int32, 30)
+	for i := range prompt {
+		prompt[i] = int32(i * i % 50)
+	}
+	var requests []*Request
+	for _, others := range []int{0, 2} {
+		s, err := New(crowdModel(t), o)
+		require.NoError(t, err)
+		r, err := s.Add(prompt, Sampling{})
+		require.NoError(t, err)
+		if others > 0 {
+			cancelled, cancel := context.WithCancel(context.Background())
+			cancel()
+			_, err = r.Next(cancelled)
+			require.ErrorIs(t, err, context.Canceled)
+		}
+		for range others {
+			_, err = s.Add(prompt[:5], Sampling{})
+			require.NoError(t, err)
+		}
+		requests = append(requests, r)
+	}
+	for range 12 {
+		want, err := requests[0].Next(context.Background())
+		require.NoError(t, err)
+		got, err := requests[1].Next(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		require.Equal(t, requests[0].Logprob(), requests[1].Logprob())
 	}
 }

@@ -579,7 +579,8 @@ func (st *step) fill(s *Session) error {
 			st.slots[row] = r.pages[at/size]*int32(size) + int32(at%size)
 			row++
 		}
-		page += copy(st.indices[page:], r.pages)
+		// A step that was cancelled may have taken more than this one reaches.
+		page += copy(st.indices[page:], r.pages[:pagesOf(end, size)])
 		st.qo[i+1], st.indptr[i+1] = int32(row), int32(page)
 		st.lastLen[i] = int32((end+size-1)%size + 1)
 		st.lastRow[i] = int32(max(row-1, 0))
