@@ -147,9 +147,6 @@ type pass struct {
 }
 
 func (p pass) run(b *graph.Builder, f Filter, into *graph.Builder) (*graph.Builder, *Report, error) {
-	if b == nil {
-		return nil, nil, errors.New("the graph is missing")
-	}
 	if err := b.Err(); err != nil {
 		return nil, nil, err
 	}

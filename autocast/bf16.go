@@ -16,7 +16,7 @@ import (
 // unless Include says what alone does; that on pages does not.
 func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 	p := pass{
-		name: "bf16", mode: "products of bf16, sums of " + floatName(b), done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"},
+		name: "bf16", mode: "products of bf16, sums of " + b.Float().String(), done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"},
 		minSize: 1, keeps: []role{router, norm},
 		narrow: func(t dtype.DType) bool { return t == dtype.BFloat16 },
 		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
@@ -35,11 +35,4 @@ func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 		return nil, nil, fmt.Errorf("autocast: BF16: %w", err)
 	}
 	return nb, report, nil
-}
-
-func floatName(b *graph.Builder) string {
-	if b == nil {
-		return "floats"
-	}
-	return b.Float().String()
 }

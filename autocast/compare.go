@@ -3,7 +3,6 @@ package autocast
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -90,8 +89,10 @@ type watched struct {
 }
 
 func compare(ctx context.Context, plain, cast *graph.Builder, feeds graph.Feeds) (*Comparison, error) {
-	if plain == nil || cast == nil {
-		return nil, errors.New("two graphs are required, one is missing (nil)")
+	for _, b := range []*graph.Builder{plain, cast} {
+		if err := b.Err(); err != nil {
+			return nil, err
+		}
 	}
 	var layers []watched
 	var outs, plainOuts []*graph.Node

@@ -77,7 +77,7 @@ func TestBF16KeepsTheGraph(t *testing.T) {
 	require.Equal(t, 9, count["bf16_linear"])
 	require.Zero(t, count["linear"])
 	_, _, err = autocast.BF16(nil, autocast.Filter{})
-	require.EqualError(t, err, "autocast: BF16: the graph is missing")
+	require.EqualError(t, err, "autocast: BF16: graph: the builder is missing: New makes one")
 }
 
 func TestCompareShowsEveryLayer(t *testing.T) {

@@ -121,9 +121,6 @@ type Calibrator struct {
 // NewCalibrator prepares to run the graph and to watch what goes into its
 // linears on parameters.
 func NewCalibrator(b *graph.Builder) (*Calibrator, error) {
-	if b == nil {
-		return nil, errors.New("autocast: calibration: the graph is missing")
-	}
 	c := &Calibrator{result: Calibration{Amax: map[string]float32{}}, of: map[*graph.Node]string{}}
 	var outs []*graph.Node
 	_, err := graph.Rewrite(b, func(n *graph.Node, in []*graph.Node) []*graph.Node {

@@ -95,11 +95,13 @@ func New(opts ...Option) *Builder {
 // Sibling returns an empty graph with the parameters, states and element type
 // of b.
 func (b *Builder) Sibling() *Builder {
+	b = b.made()
 	return New(Share(b.params), States(b.states), Float(b.float))
 }
 
 // Scope returns a builder whose names start with the given path.
 func (b *Builder) Scope(format string, args ...any) *Builder {
+	b = b.made()
 	return &Builder{b.shared, join(b.scope, fmt.Sprintf(format, args...))}
 }
 
@@ -115,18 +117,27 @@ func join(path, name string) string {
 
 // Err is the first error of any call on this graph.
 func (b *Builder) Err() error {
+	return b.made().err
+}
+
+// made is b, and for one that New did not make a builder that has failed.
+func (b *Builder) made() *Builder {
 	if b == nil || b.shared == nil {
-		return errors.New("graph: the builder is missing: New makes one")
+		b = New()
+		b.err = errors.New("graph: the builder is missing: New makes one")
 	}
-	return b.err
+	return b
 }
 
 // Float is the element type of activations.
-func (b *Builder) Float() dtype.DType { return b.float }
+func (b *Builder) Float() dtype.DType { return b.made().float }
 
 // Fail records an error of the caller's, for constructors and models that
 // check more than Infer can see.
-func (b *Builder) Fail(err error) *Node { return b.fail(b.scope, "", err) }
+func (b *Builder) Fail(err error) *Node {
+	b = b.made()
+	return b.fail(b.scope, "", err)
+}
 
 func (b *Builder) fail(path, op string, err error) *Node {
 	if b.err == nil {
@@ -256,23 +267,26 @@ func (n *Node) feed() bool { return n.op == nil && n.param == nil && n.value == 
 
 // Input declares a value that every run is given by name.
 func (b *Builder) Input(name string, dt dtype.DType, shape ...int) *Node {
-	return b.leaf(name, T(dt, shape...), nil, nil)
+	return b.made().leaf(name, T(dt, shape...), nil, nil)
 }
 
 // Param declares a weight of the given shape, or finds it when the model has
 // it already; its stored element type is then the one it was loaded with.
 func (b *Builder) Param(name string, shape ...int) *Node {
-	return b.stored(name, T(b.float, shape...), false)
+	return b.made().stored(name, T(b.Float(), shape...), false)
 }
 
 // Stored finds a parameter of the model by its name in this scope; nil when it
 // has none of that name yet.
-func (b *Builder) Stored(name string) *Param { return b.params.Get(join(b.scope, name)) }
+func (b *Builder) Stored(name string) *Param {
+	b = b.made()
+	return b.params.Get(join(b.scope, name))
+}
 
 // State declares memory that ops write to and that outlives a run. It starts
 // as zeros.
 func (b *Builder) State(name string, dt dtype.DType, shape ...int) *Node {
-	return b.stored(name, T(dt, shape...), true)
+	return b.made().stored(name, T(dt, shape...), true)
 }
 
 func (b *Builder) stored(name string, t Type, state bool) *Node {
@@ -301,6 +315,7 @@ func (b *Builder) stored(name string, t Type, state bool) *Node {
 
 // Const is a scalar that never changes.
 func (b *Builder) Const(name string, v float64) *Node {
+	b = b.made()
 	t := NewTensor(T(b.float))
 	if b.float == dtype.Float64 {
 		Data[float64](t)[0] = v
@@ -483,6 +498,7 @@ func (s *shared) uniqueName(name string) string {
 
 // Output gives a node a name of its own, by which passes and callers find it.
 func (b *Builder) Output(name string, n *Node) *Node {
+	b = b.made()
 	switch {
 	case b.err != nil:
 		return n
@@ -504,7 +520,7 @@ func (b *Builder) Output(name string, n *Node) *Node {
 
 // Out is the output of that name; nil when there is none.
 func (b *Builder) Out(name string) *Node {
-	for _, o := range b.outputs {
+	for _, o := range b.made().outputs {
 		if o.name == name {
 			return o.node
 		}
@@ -513,11 +529,11 @@ func (b *Builder) Out(name string) *Node {
 }
 
 // Nodes lists all nodes in the order they were built: inputs before users.
-func (b *Builder) Nodes() []*Node { return slices.Clone(b.nodes) }
+func (b *Builder) Nodes() []*Node { return slices.Clone(b.made().nodes) }
 
 // Node finds a node by name; nil when there is none.
 func (b *Builder) Node(name string) *Node {
-	for _, n := range b.nodes {
+	for _, n := range b.made().nodes {
 		if n.name == name {
 			return n
 		}
@@ -526,12 +542,12 @@ func (b *Builder) Node(name string) *Node {
 }
 
 // Store is the set of parameters that the graph uses.
-func (b *Builder) Store() *Params { return b.params }
+func (b *Builder) Store() *Params { return b.made().params }
 
 // Params lists the trainable parameters of this graph, in the order of use.
 func (b *Builder) Params() []*Node {
 	var ps []*Node
-	for _, n := range b.nodes {
+	for _, n := range b.Nodes() {
 		if n.param != nil && n.param.Trainable() && n.typ.DType == b.float {
 			ps = append(ps, n)
 		}
@@ -540,4 +556,4 @@ func (b *Builder) Params() []*Node {
 }
 
 // ExprGraph is the gorgonia graph underneath, for reading.
-func (b *Builder) ExprGraph() *gorgonia.ExprGraph { return b.g }
+func (b *Builder) ExprGraph() *gorgonia.ExprGraph { return b.made().g }

@@ -99,7 +99,7 @@ func (b *Builder) Grad(loss *Node, wrt ...*Node) ([]*Node, error) {
 }
 
 // Graded reports whether the gradient was taken: passes come before it.
-func (b *Builder) Graded() bool { return b.graded }
+func (b *Builder) Graded() bool { return b.made().graded }
 
 func (b *Builder) checkGrad(loss *Node, wrt []*Node) error {
 	switch {

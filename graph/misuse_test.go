@@ -4,6 +4,7 @@ package graph_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -88,18 +89,44 @@ func TestMisuseOfABuilderIsAnError(t *testing.T) {
 	// The names of a weight and of a state of another store must differ too.
 	b := graph.New(nil)
 	require.EqualError(t, b.Err(), "graph: New: option 0 is missing (nil)")
-	for _, none := range []*graph.Builder{nil, {}} {
-		_, planned := none.Plan()
-		_, graded := none.Grad(nil)
-		_, taped := none.Tape()
-		for _, err := range []error{none.Err(), planned, graded, taped} {
-			require.EqualError(t, err, "graph: the builder is missing: New makes one")
-		}
-	}
 	b = graph.New(graph.States(graph.NewParams()))
 	b.Param("w", 4)
 	b.State("w", float, 4)
 	require.EqualError(t, b.Err(), "parameter w is used both as a weight and as a state")
+}
+
+// TestABuilderThatNewDidNotMakeIsAnError: whatever is asked of it, and of the
+// nodes that come of it.
+func TestABuilderThatNewDidNotMakeIsAnError(t *testing.T) {
+	for _, none := range []*graph.Builder{nil, {}} {
+		_, planned := none.Plan()
+		_, graded := none.Grad(nil)
+		_, taped := none.Tape()
+		_, rewritten := graph.Rewrite(none, nil)
+		for _, err := range []error{
+			none.Err(), planned, graded, taped, rewritten, graph.Verify(none), none.Scope("layers.%d", 3).Err(),
+			graph.RewriteInto(graph.New(), none, nil), graph.RewriteInto(none, graph.New(), nil),
+		} {
+			require.EqualError(t, err, "graph: the builder is missing: New makes one")
+		}
+		x := none.Input("x", dtype.Float32, 4)
+		for _, n := range []*graph.Node{
+			x, none.Param("w", 4), none.State("s", dtype.Int32, 4), none.Const("c", 1), none.Fail(errors.New("no")),
+			none.Output("y", x), graph.Apply(graph.Add{}, x, x),
+		} {
+			require.EqualError(t, n.Builder().Err(), "graph: the builder is missing: New makes one")
+		}
+		require.Equal(t, dtype.Float32, none.Float())
+		require.Nil(t, none.Stored("w"))
+		require.Nil(t, none.Out("y"))
+		require.Nil(t, none.Node("x"))
+		require.Empty(t, none.Nodes())
+		require.Empty(t, none.Params())
+		require.Empty(t, none.Store().All())
+		require.Empty(t, none.ExprGraph().AllNodes())
+		require.False(t, none.Graded())
+		require.NoError(t, none.Sibling().Err())
+	}
 }
 
 func TestShapesAreTheCallersOwn(t *testing.T) {
@@ -309,8 +336,4 @@ func TestMisuseOfAGradientRuleIsAnError(t *testing.T) {
 		_, err := b.Grad(graph.Apply(total{}, graph.Apply(ruled{scale{1}, rule}, w)), w)
 		require.EqualError(t, err, "graph: Grad: "+want)
 	}
-	require.EqualError(t, graph.Verify(nil), "verify: the graph is missing (nil)")
-	_, err := graph.Rewrite(nil, nil)
-	require.EqualError(t, err, "rewrite: the graph is missing (nil)")
-	require.EqualError(t, graph.RewriteInto(graph.New(), nil, nil), "rewrite: two graphs are required, one is missing (nil)")
 }

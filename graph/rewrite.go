@@ -13,8 +13,8 @@ type Substitute func(n *Node, in []*Node) []*Node
 // with the substitutes in place of their originals. Parameters are shared, and
 // names and outputs stay.
 func Rewrite(b *Builder, sub Substitute) (*Builder, error) {
-	if b == nil {
-		return nil, errors.New("rewrite: the graph is missing (nil)")
+	if err := b.Err(); err != nil {
+		return nil, err
 	}
 	nb, _, err := rewrite(b, b.nodes, sub)
 	return nb, err
@@ -24,11 +24,12 @@ func Rewrite(b *Builder, sub Substitute) (*Builder, error) {
 // and element type of src: for callers that hand out a builder and want a pass
 // between the model and themselves.
 func RewriteInto(dst, src *Builder, sub Substitute) error {
+	for _, b := range []*Builder{dst, src} {
+		if err := b.Err(); err != nil {
+			return err
+		}
+	}
 	switch {
-	case dst == nil, src == nil:
-		return errors.New("rewrite: two graphs are required, one is missing (nil)")
-	case dst.err != nil:
-		return dst.err
 	case len(dst.nodes) > 0:
 		return fmt.Errorf("rewrite: the target must be empty, it has %d nodes", len(dst.nodes))
 	case dst.params != src.params || dst.states != src.states || dst.float != src.float:

@@ -1,7 +1,6 @@
 package graph
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -13,11 +12,8 @@ import (
 // shapes as Infer says, and states read before they are written or after, as
 // the graph says. Tests call it after every pass.
 func Verify(b *Builder) error {
-	if b == nil {
-		return errors.New("verify: the graph is missing (nil)")
-	}
-	if b.err != nil {
-		return b.err
+	if err := b.Err(); err != nil {
+		return err
 	}
 	byHash := map[uint32]*gorgonia.Node{}
 	for _, gn := range b.g.AllNodes() {
