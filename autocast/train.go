@@ -34,6 +34,9 @@ type Model struct {
 // Train wraps a model.
 func Train(m Trainable, o Options) *Model { return &Model{Trainable: m, options: o} }
 
+// Missing reports that there is no model in m; see graph.Missing.
+func (m *Model) Missing() bool { return m == nil || graph.Missing(m.Trainable) }
+
 // Loss builds the loss of the model beside b and rebuilds it in b, which must be
 // empty, with FP8 linears.
 func (m *Model) Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node) {
@@ -97,7 +100,7 @@ type stateFile struct {
 }
 
 func (m *Model) recipe() (string, error) {
-	if m == nil || graph.Missing(m.Trainable) {
+	if m.Missing() {
 		return "", errors.New("the model is missing (nil)")
 	}
 	q, err := m.options.recipe()

@@ -15,10 +15,14 @@ type Executor interface {
 	Value(n *Node) (Tensor, error)
 }
 
-// Missing reports that v is nil, or an interface that holds a nil pointer.
+// Missing reports that v is nil, or an interface that holds a nil pointer, or
+// that v says so itself: what wraps a nil pointer is none.
 func Missing(v any) bool {
-	r := reflect.ValueOf(v)
-	return !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil()
+	if r := reflect.ValueOf(v); !r.IsValid() || r.Kind() == reflect.Pointer && r.IsNil() {
+		return true
+	}
+	w, ok := v.(interface{ Missing() bool })
+	return ok && w.Missing()
 }
 
 // Results lists the types of an op's results; nil for a leaf.

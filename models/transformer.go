@@ -57,9 +57,13 @@ func (m *Transformer) Close() error {
 	return m.files.Close()
 }
 
+// Missing reports that New did not make m, nor what it stands in (Opened, Adapted);
+// see graph.Missing.
+func (m *Transformer) Missing() bool { return m == nil || m.params == nil }
+
 // usable refuses a model whose weights are gone, or never were.
 func (m *Transformer) usable() error {
-	if m == nil || m.params == nil {
+	if m.Missing() {
 		return errors.New("models: the model has no parameters: New, KimiLinear, Load and Open make one that has")
 	}
 	if err := m.params.Usable(); err != nil {

@@ -46,7 +46,7 @@ func TestMisuseOfASessionIsAnError(t *testing.T) {
 	}
 	_, err := generate.New(boundless{m}, generate.Options{})
 	require.EqualError(t, err, "generate: Limits of the model must give a vocabulary and a context of 1 or more, got 256 and 0")
-	for _, none := range []generate.Model{nil, (*models.Transformer)(nil), (*models.Opened)(nil)} {
+	for _, none := range []generate.Model{nil, (*models.Transformer)(nil), &models.Transformer{}, (*models.Opened)(nil), &models.Opened{}, models.Opened{}, &models.Adapted{}} {
 		_, err := generate.New(none, generate.Options{})
 		require.EqualError(t, err, "generate: New: the model is missing (nil)")
 	}

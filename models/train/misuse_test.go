@@ -51,7 +51,7 @@ func TestMisuseOfNewIsAnError(t *testing.T) {
 		_, err := try()
 		require.EqualError(t, err, want)
 	}
-	for _, none := range []Model{autocast.Train(nil, autocast.Options{}), autocast.Train((*bigram)(nil), autocast.Options{}), (*models.Opened)(nil)} {
+	for _, none := range []Model{autocast.Train(nil, autocast.Options{}), autocast.Train((*bigram)(nil), autocast.Options{}), &autocast.Model{}, (*models.Opened)(nil), &models.Opened{}, models.Opened{}, &models.Adapted{}, autocast.Train(&models.Transformer{}, autocast.Options{})} {
 		_, err := New(none, pairRows(), o)
 		require.EqualError(t, err, "train: New: the model is missing (nil)")
 	}

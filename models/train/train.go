@@ -141,9 +141,8 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	cast, ok := model.(*autocast.Model)
 	switch {
-	case graph.Missing(model), ok && graph.Missing(cast.Trainable):
+	case graph.Missing(model):
 		return nil, errors.New("train: New: the model is missing (nil)")
 	case model.Params() == nil:
 		return nil, errors.New("train: New: the model has no Params (nil)")
