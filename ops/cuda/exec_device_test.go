@@ -40,6 +40,7 @@ func TestNoPlanRunsOnAClosedModel(t *testing.T) {
 	require.NoError(t, err)
 	e := &Executor{prog: &program{plan: plan}}
 	require.EqualError(t, e.Do(context.Context(nil), nil), "cuda: Do: the context is missing (nil)")
+	require.EqualError(t, e.ReadState(nil, 0, nil), "cuda: the state is missing (nil)")
 	b.Store().Close()
 	require.EqualError(t, e.Do(context.Background(), nil), closed)
 	_, err = Compile(plan, Options{})
@@ -48,9 +49,13 @@ func TestNoPlanRunsOnAClosedModel(t *testing.T) {
 	require.EqualError(t, err, "cuda: there is no plan: see the error of Plan")
 	for _, none := range []*Executor{nil, {}} {
 		_, value := none.Value(nil)
-		for _, err := range []error{none.Do(context.Background(), nil), value, none.Close()} {
+		_, profile := none.Profile(context.Background(), nil, 1)
+		for _, err := range []error{none.Do(context.Background(), nil), value, profile, none.ReadState(nil, 0, nil), none.WriteState(nil, 0, nil), none.Close()} {
 			require.EqualError(t, err, "cuda: the executor is missing: Compile makes one")
 		}
+		require.Equal(t, "cuda: the executor is missing: Compile makes one\n", none.String())
+		require.Zero(t, none.Stats())
+		require.False(t, none.Keeps(nil))
 	}
 }
 

@@ -176,11 +176,14 @@ func (e *Executor) moved(q Pointer) Pointer {
 
 var errNoExecutor = errors.New("cuda: the executor is missing: Compile makes one")
 
+// missing reports that Compile did not make e.
+func (e *Executor) missing() bool { return e == nil || e.prog == nil }
+
 // Do runs the plan. What is wrong with the feeds is found before anything runs, and the context is looked at between the
 // native steps. After a failure of the device the executor refuses further use.
 func (e *Executor) Do(ctx context.Context, feeds graph.Feeds) error {
 	switch {
-	case e == nil || e.prog == nil:
+	case e.missing():
 		return errNoExecutor
 	case ctx == nil:
 		return errors.New("cuda: Do: the context is missing (nil)")
@@ -393,7 +396,7 @@ func (e *Executor) refresh() error {
 // Value is the value of one of the plan's outputs after a run, in float32 or, for other types, as it is. The memory is the
 // executor's: it holds until the next run or Close.
 func (e *Executor) Value(n *graph.Node) (graph.Tensor, error) {
-	if e == nil || e.prog == nil {
+	if e.missing() {
 		return graph.Tensor{}, errNoExecutor
 	}
 	e.mu.Lock()
@@ -427,14 +430,24 @@ func (e *Executor) Value(n *graph.Node) (graph.Tensor, error) {
 }
 
 // Stats says what the memory of the executor's device holds.
-func (e *Executor) Stats() Stats { return e.unit.dev.Stats() }
+func (e *Executor) Stats() Stats {
+	if e.missing() {
+		return Stats{}
+	}
+	return e.unit.dev.Stats()
+}
 
 // String lists the steps: which node runs where, by which kernels or why not, and what is copied for it.
-func (e *Executor) String() string { return e.prog.String() }
+func (e *Executor) String() string {
+	if e.missing() {
+		return errNoExecutor.Error() + "\n"
+	}
+	return e.prog.String()
+}
 
 // Close frees what the executor holds, and the weights and states that no other executor shares. Closing twice does nothing.
 func (e *Executor) Close() error {
-	if e == nil || e.prog == nil {
+	if e.missing() {
 		return errNoExecutor
 	}
 	e.mu.Lock()

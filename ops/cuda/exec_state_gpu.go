@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/seafan/seafan/graph"
@@ -16,6 +17,12 @@ func (e *Executor) Keeps(p *graph.Param) bool {
 }
 
 func (e *Executor) kept(p *graph.Param) (*Buffer, DType, error) {
+	switch {
+	case e.missing():
+		return nil, 0, errNoExecutor
+	case p == nil:
+		return nil, 0, errors.New("cuda: the state is missing (nil)")
+	}
 	dt, ok := e.prog.stateType(p)
 	e.unit.mu.Lock()
 	defer e.unit.mu.Unlock()
