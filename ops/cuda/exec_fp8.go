@@ -186,9 +186,8 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 	}
 	z := Quantize{Type: m.Type, Format: E4M3, Rows: m.M, Cols: m.K, X: m.X}
 	if n, ok := c.p.normed[rootOf(c.In[0])]; ok {
-		const widest = 8192 // a norm of its own is quicker beyond
-		if g.X, g.Norm, g.Coding = n.X, n, true; g.M > 1 || g.K > widest || zw != nil || !g.codes(c.Target()) {
-			return unsupported(op, "M %d, K %d behind a norm: one row of up to %d", g.M, g.K, widest)
+		if g.X, g.Norm, g.Coding = n.X, n, true; zw != nil || !g.codes(c.Target()) {
+			return unsupported(op, "%v x [%d,%d] behind a norm", g.XType, g.M, g.K)
 		}
 		return c.fp8Product(g, nil, nil)
 	}
