@@ -5,6 +5,7 @@ package chat
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"unicode"
 
@@ -30,11 +31,11 @@ func newEnvironment() *exec.Environment {
 	functions := exec.EmptyContext().Update(builtins.GlobalFunctions).Update(builtins.GlobalVariables)
 	functions.Set("range", rangeFunction)
 	functions.Set("lipsum", nil) // text of any length
-	all := exec.NewFilterSet(map[string]exec.FilterFunction{}).Update(builtins.Filters)
+	ours := maps.Clone(filters)
 	for _, name := range strings.Fields("batch center indent join slice truncate wordwrap") {
-		filters[name] = boundedFilter(name, grows)
+		ours[name] = boundedFilter(name, grows)
 	}
-	filters["format"] = boundedFilter("format", formats)
+	ours["format"] = boundedFilter("format", formats)
 	structures := map[string]parser.ControlStructureParser{} // none that loads a template, or has blocks that call themselves
 	for _, name := range strings.Fields("break call continue do filter for if macro raw set with") {
 		structures[name], _ = builtins.ControlStructures.Get(name)
@@ -46,7 +47,7 @@ func newEnvironment() *exec.Environment {
 	methods.List = exec.NewMethodSet(listMethods())
 	return &exec.Environment{
 		Context:           functions,
-		Filters:           all.Update(exec.NewFilterSet(filters)),
+		Filters:           exec.NewFilterSet(map[string]exec.FilterFunction{}).Update(builtins.Filters).Update(exec.NewFilterSet(ours)),
 		Tests:             builtins.Tests,
 		ControlStructures: exec.NewControlStructureSet(structures),
 		Methods:           methods,

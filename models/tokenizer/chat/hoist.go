@@ -117,10 +117,7 @@ func cutWord(text, word string) (before, after string, ok bool) {
 		case strings.IndexByte(")]}", c) >= 0:
 			depth--
 		case isNameByte(c):
-			end := i
-			for end < len(text) && isNameByte(text[end]) {
-				end++
-			}
+			end := wordEnd(text, i)
 			if depth == 0 && text[i:end] == word {
 				return strings.TrimSpace(text[:i]), strings.TrimSpace(text[end:]), true
 			}
@@ -134,16 +131,26 @@ func isNameByte(c byte) bool {
 	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
+// wordEnd is where the name that starts at i ends.
+func wordEnd(text string, i int) int {
+	for i < len(text) && isNameByte(text[i]) {
+		i++
+	}
+	return i
+}
+
 // multiply writes the operator * as a call that bounds what it makes.
 func multiply(body string) (string, error) {
-	for range maxHoisted {
+	for n := 0; ; n++ {
 		left, at, right := product(body)
-		if at < 0 {
+		switch {
+		case at < 0:
 			return body, nil
+		case n == maxHoisted:
+			return "", fmt.Errorf("at most %d of * in a tag are supported", maxHoisted)
 		}
 		body = body[:left] + " bound_times(" + body[left:at] + "," + body[at+1:right] + ")" + body[right:]
 	}
-	return "", fmt.Errorf("at most %d of * in a tag are supported", maxHoisted)
 }
 
 // product finds the first * between two operands, and where they start and end;
@@ -178,9 +185,7 @@ func product(body string) (left, at, right int) {
 		case strings.IndexByte("+-", c) >= 0:
 			loose = operand // else it is a sign
 		case isNameByte(c):
-			for next < len(body) && isNameByte(body[next]) {
-				next++
-			}
+			next = wordEnd(body, i)
 			loose = looseWords[body[i:next]]
 		default:
 			loose = strings.IndexByte("~,:=!<>", c) >= 0

@@ -287,10 +287,8 @@ func (p *preparer) emit(kind byte, body string) error {
 		p.out.WriteString("{{ " + p.hoist("bound_print("+body+")") + " }}")
 		return nil
 	}
-	word, rest := body, ""
-	if i := strings.IndexFunc(body, func(r rune) bool { return r >= utf8.RuneSelf || !isNameByte(byte(r)) }); i >= 0 {
-		word, rest = body[:i], body[i:]
-	}
+	end := wordEnd(body, 0)
+	word, rest := body[:end], body[end:]
 	if word == "set" || word == "if" {
 		body = p.hoist(body)
 	}
@@ -299,22 +297,23 @@ func (p *preparer) emit(kind byte, body string) error {
 	case "generation", "endgeneration":
 		return nil
 	case "for":
-		return p.open("{% "+strings.TrimSuffix(body, " recursive")+" %}", "bound_round", "")
+		return p.openCounted("{% "+strings.TrimSuffix(body, " recursive")+" %}", "bound_round", "")
 	case "macro":
 		list := rest[strings.IndexByte(rest, '(')+1:]
-		return p.open("{% "+body+" %}", "bound_macro", names(list[:max(0, strings.LastIndexByte(list, ')'))]))
+		return p.openCounted("{% "+body+" %}", "bound_macro", names(list[:max(0, strings.LastIndexByte(list, ')'))]))
 	case "endmacro":
 		p.out.WriteString("{% if bound_endmacro() %}{% endif %}")
 	case "set":
 		if len(pieces) == 1 {
-			return p.open("{% "+body+" %}", "", rest)
+			p.out.WriteString("{% " + body + " %}")
+			return p.open(block{name: rest})
 		}
 		name = pieces[0]
 	case "with":
 		name = names(rest)
 		fallthrough
 	case "if", "call", "filter":
-		if err := p.open("", "", ""); err != nil {
+		if err := p.open(block{}); err != nil {
 			return err
 		}
 	}
@@ -335,22 +334,22 @@ func (p *preparer) emit(kind byte, body string) error {
 	return nil
 }
 
-// open writes the tag of a block, and at its start the call that counts it.
-func (p *preparer) open(tag, call, args string) error {
+// open enters a block.
+func (p *preparer) open(b block) error {
 	if len(p.blocks) == maxBlocks {
 		return fmt.Errorf("blocks nested deeper than %d", maxBlocks)
 	}
-	b := block{plain: p.plain}
-	p.out.WriteString(tag)
-	switch {
-	case call != "":
-		b.text = p.literal("")
-		p.out.WriteString("{% if " + call + "(" + strings.TrimSuffix(b.text+", "+args, ", ") + ") %}{% endif %}")
-	default:
-		b.name = args
-	}
+	b.plain = p.plain
 	p.blocks = append(p.blocks, b)
 	return nil
+}
+
+// openCounted writes the tag of a block and, at its start, the call that counts
+// its plain text and the values args.
+func (p *preparer) openCounted(tag, call, args string) error {
+	text := p.literal("")
+	p.out.WriteString(tag + "{% if " + call + "(" + strings.TrimSuffix(text+", "+args, ", ") + ") %}{% endif %}")
+	return p.open(block{text: text})
 }
 
 // names lists those that a macro or with binds: a, b=1, *rest.
@@ -358,7 +357,7 @@ func names(list string) string {
 	var all []string
 	for _, part := range splitTop(list, ",") {
 		name := strings.Trim(splitTop(part, "=")[0], " *")
-		if name != "" && strings.IndexFunc(name, func(r rune) bool { return r > 127 || !isNameByte(byte(r)) }) < 0 {
+		if name != "" && wordEnd(name, 0) == len(name) {
 			all = append(all, name)
 		}
 	}

@@ -183,7 +183,7 @@ func TestTemplatesThatTakeTooMuch(t *testing.T) {
 		// Values of any length at once.
 		"{{ 'a' * 10000000000 }}":                                    "more than",
 		"{{ 3 * ['a' * 10000] * 10000 }}":                            "more than",
-		"{{ 1" + repeat(" * 1", 100) + " }}":                         "at most 64 of *",
+		"{{ 1" + repeat(" * 1", 65) + " }}":                          "at most 64 of *",
 		"{{ 'a' | center(10000000000) }}":                            "center: a value of more than",
 		"{{ 'a\na' | indent(10000000000) }}":                         "indent: a value of more than",
 		"{{ [1] | batch(10000000000, 'x') | list }}":                 "batch: a value of more than",
@@ -228,6 +228,7 @@ func TestProducts(t *testing.T) {
 		"{{ 2 * 3 if 1*0 else 4 * 5 }} {{ [2*3, {'a': 4*5}] }} {{ 2*3 == 6 and 1*1 > 0 }}":                                "20 [6, {'a': 20}] True",
 		"{% set n = 2 * 3 %}{{ n }}{% for i in range(2*2) %}{{ i*i }}{% endfor %}{% if 2*0 %}x{% elif 2*1 %}y{% endif %}": "60149y",
 		"{% macro f(a, *rest) %}{{ a*2 }}{{ rest[0]*2 }}{% endmacro %}{{ f(2*3, 4) }}":                                    "128",
+		"{{ 1" + strings.Repeat(" * 1", 64) + " }}":                                                                       "1",
 		"{{ 'a' if false }}|{{ ('b' if true) }}":                                                                          "|b",
 	} {
 		text, err := rendered(source)
