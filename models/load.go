@@ -315,7 +315,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			return report, err
 		}
 		p.Touch()
-		if !p.Frozen { // else it is the file's memory
+		if p.Forget == nil { // else it is the file's memory
 			for _, t := range parts {
 				t.Forget()
 			}
@@ -467,11 +467,11 @@ func (c *Config) skips(name string) bool {
 }
 
 // place gives a matrix that is stored as it is kept its value: the file's memory
-// where that is possible, else a copy.
+// where that is possible, else a copy. Nothing writes to it: only a model that is
+// opened with Widen, whose weights are copies, is trained.
 func (m *Transformer) place(p *graph.Param, t *checkpoint.Tensor, turned int, s *source) error {
 	if mem, ok := view(t); ok && (turned == 0 || p.Type.DType == dtype.UInt8) {
 		m.files = s.ck
-		p.Frozen = true // it must not be written to
 		p.Forget = t.Forget
 		if turned > 0 {
 			ops.SetRows(p, native.Rows(m.Config.HeadDim)) // the op reads them in order
