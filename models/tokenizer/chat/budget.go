@@ -32,12 +32,16 @@ const (
 
 // Bounds on one rendering. A conversation takes some ten steps a message, and a
 // template prints and keeps what it is given a few times: maxValue and maxWork are
-// what it may do beyond that, and newBudget adds the size of what is given.
+// what it may do beyond that, and newBudget adds the size of what is given. A loop
+// that gathers, set ns.x = ns.x ~ message.content, keeps all it has so far in each
+// round: messages times their bytes are two such loops, up to maxGather, which
+// is one over 1000 messages of 2 kB.
 const (
-	maxSteps = 1 << 20          // rounds of loops, calls of macros, assignments and prints
-	maxValue = 1 << 22          // bytes of a value that gets a name
-	maxWork  = 1 << 28          // bytes of all that is printed and gets a name, one after the other
-	maxTime  = 10 * time.Second // looked at in every step
+	maxSteps  = 1 << 20          // rounds of loops, calls of macros, assignments and prints
+	maxValue  = 1 << 22          // bytes of a value that gets a name
+	maxWork   = 1 << 28          // bytes of all that is printed and gets a name, one after the other
+	maxGather = 1 << 30          // bytes of what gets a name, in front of those of maxWork
+	maxTime   = 10 * time.Second // looked at in every step
 )
 
 // reserved matches names such as those of budget's functions: no template may use
@@ -47,19 +51,22 @@ var reserved = regexp.MustCompile(`\bbound_\w*`)
 // budget is what one rendering has left.
 type budget struct {
 	steps, bytes int // see maxSteps, maxWork
+	gathers      int // see maxGather
 	most         int // bytes of a value
 	macros       int // that run
 	end          time.Time
 }
 
-// newBudget makes the budget of a rendering that is given these values.
-func newBudget(given ...any) *budget {
+// newBudget makes the budget of a rendering of so many messages that is given these
+// values.
+func newBudget(messages int, given ...any) *budget {
 	b := &budget{steps: maxSteps, bytes: maxWork, most: maxValue, end: time.Now().Add(maxTime)}
 	for _, v := range given {
 		n, _ := sizeOf(exec.AsValue(v), maxWork) // what is larger ends at its first use
 		n = min(n, maxWork)
 		b.bytes += 16 * n // so often may it be printed or get a name
 		b.most += n
+		b.gathers = min(b.gathers+messages*n, maxGather)
 	}
 	return b
 }
@@ -106,7 +113,9 @@ func (b *budget) kept(values []*exec.Value) error {
 	for _, v := range values {
 		n, err := sizeOf(v, b.most)
 		if err == nil {
-			err = b.step(n)
+			free := min(n, b.gathers)
+			b.gathers -= free
+			err = b.step(n - free)
 		}
 		if err != nil {
 			return err

@@ -132,7 +132,7 @@ func (t *Template) Render(messages []Message, o Options) (string, error) {
 	for name := range o.Variables {
 		given = append(given, data[name])
 	}
-	maps.Copy(data, newBudget(given...).functions())
+	maps.Copy(data, newBudget(len(turns), given...).functions())
 	var out strings.Builder
 	if err := t.execute(&out, data); err != nil {
 		return "", fmt.Errorf("chat: template: %w", err)

@@ -207,7 +207,7 @@ func TestTemplatesThatTakeTooMuch(t *testing.T) {
 		_, err := rendered(source)
 		require.ErrorContains(t, err, part, "%.80q", source)
 	}
-	b := newBudget()
+	b := newBudget(0)
 	round := &exec.VarArgs{Args: []*exec.Value{exec.AsValue(maxWork / 2)}}
 	for i, want := range []string{"", "", "more than 268435456 bytes of text and values"} {
 		_, err := b.round(round)
@@ -219,6 +219,25 @@ func TestTemplatesThatTakeTooMuch(t *testing.T) {
 	b.bytes, b.end = maxWork, time.Now()
 	_, err := b.round(round)
 	require.EqualError(t, err, "not done after 10s")
+}
+
+// TestLongConversationsAreGathered: into a text or a list that grows with each
+// message, as templates do that look for something first.
+func TestLongConversationsAreGathered(t *testing.T) {
+	messages := make([]Message, 1000)
+	for i := range messages {
+		messages[i] = Message{Role: "user", Content: strings.Repeat("a", 1000)}
+	}
+	for source, want := range map[string]string{
+		"{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{% endfor %}{{ ns.x | length }}": "1000000",
+		"{% set ns = namespace(x=[]) %}{% for m in messages %}{% set ns.x = ns.x + [m] %}{% endfor %}{{ ns.x | length }}":       "1000",
+	} {
+		template, err := New(source, nil)
+		require.NoError(t, err)
+		text, err := template.Render(messages, Options{})
+		require.NoError(t, err)
+		require.Equal(t, want, text)
+	}
 }
 
 func TestProducts(t *testing.T) {
