@@ -115,16 +115,15 @@ func (r *recomputation) repeat(n *Node) []*Node {
 	if r.segment[n] == "" {
 		return r.became[n]
 	}
+	if res, ok := n.op.(result); ok { // its op may be kept for another result
+		return r.repeat(n.in[0])[res.Index : res.Index+1]
+	}
 	if c := r.again[n]; c != nil {
 		return c
 	}
 	in := make([]*Node, len(n.in))
 	for i, c := range n.in {
 		in[i] = r.repeat(c)[0]
-	}
-	if res, ok := n.op.(result); ok {
-		r.again[n] = r.again[n.in[0]][res.Index : res.Index+1]
-		return r.again[n]
 	}
 	r.nb.within = n
 	r.again[n] = ApplyAll(n.Label()+".again", n.op, in...)

@@ -87,3 +87,40 @@ func TestRecomputeNeedsABackwardPass(t *testing.T) {
 	_, err = graph.Recompute(none, loss, grads[0], graph.New().Const("one", 1))
 	require.EqualError(t, err, "graph: Recompute: output 2 is not a node of this graph")
 }
+
+// TestRecomputeOneResultOfSeveral: the first result of a node is kept, since
+// another part reads it, and the backward pass reads the second.
+func TestRecomputeOneResultOfSeveral(t *testing.T) {
+	params := graph.NewParams()
+	run := func(recompute bool) []float32 {
+		b := graph.New(graph.Share(params))
+		x := b.Scope("a").Param("x", 8)
+		ab := graph.ApplyAll("pair", pair{}, x)
+		y := graph.ApplyAll("pair", pair{}, ab[1])[1]
+		z := graph.ApplyAs("sum", graph.Add{}, b.Scope("b").Param("y", 8), ab[0])
+		loss := graph.Apply(total{}, graph.Apply(graph.Add{}, y, graph.ApplyAll("pair", pair{}, z)[1]))
+		grads, err := b.Grad(loss, x)
+		require.NoError(t, err)
+		outputs := []*graph.Node{loss, grads[0]}
+		if recompute {
+			outputs, err = graph.Recompute(func(scope string) string { return scope }, outputs...)
+			require.NoError(t, err)
+		}
+		require.NoError(t, graph.Verify(outputs[0].Builder()))
+		for _, p := range params.All() {
+			for i, d := 0, graph.Data[float32](p.Tensor()); i < len(d); i++ {
+				d[i] = float32(i)/8 - 0.3
+			}
+			p.Touch()
+		}
+		plan, err := outputs[0].Builder().Plan(outputs...)
+		require.NoError(t, err)
+		exec, err := plan.Native(graph.Poison())
+		require.NoError(t, err)
+		require.NoError(t, exec.Do(context.Background(), graph.Feeds{}))
+		v, err := exec.Value(outputs[1])
+		require.NoError(t, err)
+		return append([]float32(nil), graph.Data[float32](v)...)
+	}
+	require.Equal(t, run(false), run(true))
+}
