@@ -5,6 +5,7 @@ package generate
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
 )
 
@@ -227,4 +229,51 @@ func TestACancelledStepIsTakenAgainInParts(t *testing.T) {
 		require.Equal(t, want, got)
 		require.Equal(t, requests[0].Logprob(), requests[1].Logprob())
 	}
+}
+
+// TestALogitOfNaNEndsItsRequestAlone: others go on beside it, and on its pages.
+func TestALogitOfNaNEndsItsRequestAlone(t *testing.T) {
+	m := crowdModel(t)
+	w := m.Params().Get("model.embed_tokens.weight")
+	graph.Data[float32](w.Tensor())[7*16] = float32(math.NaN())
+	w.Touch()
+	o := Options{Context: 24, Requests: 2, PageSize: 4, Logprobs: true}
+	next := func(r *Request) (id int32, logprob float64) {
+		id, err := r.Next(context.Background())
+		require.NoError(t, err)
+		return id, r.Logprob()
+	}
+	s, err := New(m, o)
+	require.NoError(t, err)
+	alone, err := New(m, o)
+	require.NoError(t, err)
+	prompt := []int32{1, 2, 3, 4, 5, 6}
+	good, err := s.Add(prompt, Sampling{})
+	require.NoError(t, err)
+	bad, err := s.Add([]int32{1, 7, 2, 3, 4, 5, 6}, Sampling{})
+	require.NoError(t, err)
+	const said = "generate: no token can be drawn: a logit is NaN"
+	_, err = bad.Next(context.Background())
+	require.EqualError(t, err, said)
+	_, err = bad.Snapshot()
+	require.EqualError(t, err, said)
+	s.Remove(bad)
+	onItsPages, err := s.Add(prompt[:3], Sampling{})
+	require.NoError(t, err)
+	for _, x := range []struct {
+		r      *Request
+		prompt []int32
+	}{{good, prompt}, {onItsPages, prompt[:3]}} {
+		r, err := alone.Add(x.prompt, Sampling{})
+		require.NoError(t, err)
+		for range 10 {
+			want, logprob := next(r)
+			got, p := next(x.r)
+			require.Equal(t, want, got)
+			require.Equal(t, logprob, p)
+		}
+	}
+	require.NoError(t, s.Close())
+	_, err = good.Snapshot()
+	require.EqualError(t, err, "generate: the session is closed")
 }

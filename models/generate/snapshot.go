@@ -102,8 +102,13 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 	s := r.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !slices.Contains(s.active, r) {
+	switch {
+	case !slices.Contains(s.active, r):
 		return nil, errors.New("generate: the request was removed")
+	case s.failed != nil: // a step may have written half of the pages, and a device has let go of them
+		return nil, s.failed
+	case r.err != nil:
+		return nil, r.err
 	}
 	n := &Snapshot{sampling: r.draws, tokens: slices.Clone(r.tokens), logs: slices.Clone(r.logs), prompt: r.prompt, given: r.given, cached: r.cached,
 		pageSize: s.opts.PageSize, cache: s.opts.Cache, pools: map[string][]byte{}}
@@ -123,7 +128,7 @@ func (r *Request) Snapshot() (*Snapshot, error) {
 			n.pools[p.Name] = all
 		}
 	}
-	return n, r.err
+	return n, nil
 }
 
 // Restore starts a request that goes on where the snapshot was taken, with the
