@@ -44,7 +44,8 @@ func newEnvironment() *exec.Environment {
 	methods.Str = exec.NewMethodSet(stringMethods())
 	methods.Dict = exec.NewMethodSet(dictMethods)
 	methods.Int = exec.NewMethodSet(map[string]exec.Method[int]{}) // none that templates use
-	methods.List = exec.NewMethodSet(listMethods())
+	copyList, _ := builtins.Methods.List.Get("copy")
+	methods.List = exec.NewMethodSet(map[string]exec.Method[[]any]{"copy": copyList}) // none that changes a list, as in Jinja's sandbox
 	return &exec.Environment{
 		Context:           functions,
 		Filters:           exec.NewFilterSet(map[string]exec.FilterFunction{}).Update(builtins.Filters).Update(exec.NewFilterSet(ours)),
@@ -323,23 +324,6 @@ func replaceFilter(_ *exec.Evaluator, in *exec.Value, params *exec.VarArgs) *exe
 		return exec.AsValue(err)
 	}
 	return exec.AsValue(text)
-}
-
-// listMethods is the engine's set; a list that holds itself, or many times what
-// was put into it, ends at once.
-func listMethods() map[string]exec.Method[[]any] {
-	all := map[string]exec.Method[[]any]{}
-	for _, name := range strings.Fields("append copy reverse") {
-		m, _ := builtins.Methods.List.Get(name)
-		all[name] = func(self []any, value *exec.Value, params *exec.VarArgs) (any, error) {
-			out, err := m(self, value, params)
-			if err == nil {
-				_, err = sizeOf(value, maxValue)
-			}
-			return out, err
-		}
-	}
-	return all
 }
 
 // sortFolded sorts by the keys in lower case.

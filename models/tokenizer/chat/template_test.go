@@ -134,6 +134,8 @@ func TestTemplatesThatFail(t *testing.T) {
 		"{% include '../template_test.go' %}":   "template",
 		"{{ messages | no_such_filter }}":       "no_such_filter",
 		"{{ messages[0].content.no_such() }}":   "no_such",
+		"{% do messages.append(1) %}":           "unknown method 'append'", // Jinja's sandbox changes no list either
+		"{{ messages.reverse() }}":              "unknown method 'reverse'",
 		"{{ range(99999999) }}":                 "range",
 		"{{ strftime_now('%Q') }}":              "%Q",
 		"{{ messages | tojson(separators=1) }}": "separators",
@@ -178,7 +180,6 @@ func TestTemplatesThatTakeTooMuch(t *testing.T) {
 		"{% set x %}ab{% endset %}" + repeat("{% set x %}{{ x }}{{ x }}{% endset %}", 40):                 "more than",
 		"{% macro f(x) %}{{ f(x ~ x) }}{% endmacro %}{{ f('a') }}":                                        "more than",
 		"{% set x = [1] %}" + repeat("{% set x = [x, x] %}", 60) + "{{ x }}":                              "more than",
-		"{% set x = [1] %}" + repeat("{% do x.append(x) %}", 60) + "{{ x ~ '' }}":                         "more than",
 		"{{ 'a'" + repeat(" ~ 'a'", 300) + " }}":                                                          "at most 256 of + and ~",
 		// Values of any length at once.
 		"{{ 'a' * 10000000000 }}":                                    "more than",
