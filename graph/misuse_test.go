@@ -281,7 +281,7 @@ func TestOneExecutorIsNotForTwoGoroutines(t *testing.T) {
 	require.NoError(t, err)
 	for range 2 {
 		require.NoError(t, run.Do(context.Background(), feeds))
-		require.EqualError(t, second, "graph: Do: the executor is in a run already, of another goroutine: make one each")
+		require.EqualError(t, second, "graph: Do: the executor is in a run already: make one for each goroutine")
 	}
 	var none context.Context
 	require.EqualError(t, run.Do(none, feeds), "graph: Do: the context is missing (nil)")

@@ -176,7 +176,7 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 		return errors.New("graph: Do: the context is missing (nil)")
 	}
 	if !r.busy.CompareAndSwap(false, true) {
-		return errors.New("graph: Do: the executor is in a run already, of another goroutine: make one each")
+		return errors.New("graph: Do: the executor is in a run already: make one for each goroutine")
 	}
 	defer r.busy.Store(false)
 	if err := r.plan.Hold(); err != nil {

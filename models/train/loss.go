@@ -5,8 +5,10 @@ package train
 import (
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
@@ -61,7 +63,7 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	if key.train {
 		dropout = o.Dropout
 	}
-	n := key.rows * o.Context
+	n, shape := key.rows*o.Context, graph.Dims([]int{key.rows, o.Context})
 	mean, count := m.Loss(b, key.rows, o.Context, dropout, o.Seed)
 	if err := b.Err(); err != nil {
 		return nil, err
@@ -129,25 +131,20 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	if l.exec, err = plan.Native(); err != nil {
 		return nil, err
 	}
-	l.feeds = graph.Feeds{"tokens": l.tokens, "labels": l.labels}
+	may := graph.Feeds{"tokens": l.tokens, "labels": l.labels, "step": l.step}
+	if key.sequences > 0 {
+		may[models.PackedPositions], may[models.PackedSeqlens] = l.positions, l.seqlens
+	}
+	l.feeds = graph.Feeds{}
 	for _, in := range plan.Inputs() {
-		switch in.Name() {
-		case "step":
-			l.feeds["step"] = l.step
-		case models.PackedPositions:
-			l.feeds[models.PackedPositions] = l.positions
-		case models.PackedSeqlens:
-			l.feeds[models.PackedSeqlens] = l.seqlens
+		if _, err := in.Fed(may); err != nil {
+			return nil, fmt.Errorf("train: Loss of the model may read %s (int32%s, step int64[1]), not the input %s", strings.Join(slices.Sorted(maps.Keys(may)), ", "), shape, in)
 		}
+		l.feeds[in.Name()] = may[in.Name()]
 	}
 	for _, name := range []string{"tokens", "labels"} {
-		if !slices.ContainsFunc(plan.Inputs(), func(in *graph.Node) bool { return in.Name() == name }) {
-			return nil, fmt.Errorf("train: Loss of the model must read the input %s int32%s, it has none of that name", name, graph.Dims([]int{key.rows, o.Context}))
-		}
-	}
-	for _, in := range plan.Inputs() {
-		if _, err := in.Fed(l.feeds); err != nil {
-			return nil, fmt.Errorf("train: Loss of the model may read tokens, labels and step: %w", err)
+		if l.feeds[name] == nil {
+			return nil, fmt.Errorf("train: Loss of the model must read the input %s int32%s, it has none of that name", name, shape)
 		}
 	}
 	values := make([][]float32, len(outputs))

@@ -86,11 +86,15 @@ func TestMisuseOfLossIsAnError(t *testing.T) {
 		must + "2 tokens int32[8,8]":    part(1, func(b *graph.Builder) *graph.Node { return b.Node("tokens") }),
 		must + "2 n float32[]":          part(1, func(b *graph.Builder) *graph.Node { return graph.New().Const("n", 1) }),
 		"train: Loss of the model must read the input tokens int32[8,8], it has none of that name": func(b *graph.Builder, batch, context int) (*graph.Node, *graph.Node) {
+			labels := b.Input("labels", dtype.Int32, batch, context)
+			return ops.CrossEntropy(ops.Embedding(labels, b.Param("table", 26, 26)), labels)
+		},
+		"train: Loss of the model may read labels, step, tokens (int32[8,8], step int64[1]), not the input ids int32[8,8]": func(b *graph.Builder, batch, context int) (*graph.Node, *graph.Node) {
 			r := graph.ApplyAll("bigram", bigramOp{}, b.Param("table", 26, 26), b.Param("bias", 26),
 				b.Input("ids", dtype.Int32, batch, context), b.Input("labels", dtype.Int32, batch, context))
 			return r[0], r[1]
 		},
-		"train: Loss of the model may read tokens, labels and step: graph: Do: input mask (float32[8,8,26]) was not fed": func(b *graph.Builder, batch, context int) (*graph.Node, *graph.Node) {
+		"train: Loss of the model may read labels, step, tokens (int32[8,8], step int64[1]), not the input mask float32[8,8,26]": func(b *graph.Builder, batch, context int) (*graph.Node, *graph.Node) {
 			logits := ops.Add(ops.Embedding(b.Input("tokens", dtype.Int32, batch, context), b.Param("table", 26, 26)),
 				b.Input("mask", dtype.Float32, batch, context, 26))
 			return ops.CrossEntropy(logits, b.Input("labels", dtype.Int32, batch, context))
