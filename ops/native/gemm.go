@@ -66,7 +66,12 @@ func (g *gemmArgs[T]) compute() {
 			g.nc = amxFewCols
 		}
 	}
-	g.mBlocks = ceilDiv(m, g.mc)
+	g.mBlocks, g.half, g.cut = ceilDiv(m, g.mc), 1, m
+	if g.mBlocks > 1 && !g.tiles {
+		g.cut = ceilDiv(m, 8) * 4
+		g.half = ceilDiv(g.cut, g.mc)
+		g.mBlocks = g.half + ceilDiv(m-g.cut, g.mc)
+	}
 	if g.source.panels != nil && !g.tiles {
 		g.packed, g.packedK = any(g.source.panels).([]T), k
 	}
@@ -184,7 +189,9 @@ type gemmArgs[T Float] struct {
 	packed0  int
 	packedK  int
 	packedA  []T // op(A) as packA leaves it, for each block of rows one for each pass, or nil
-	mBlocks  int
+	mBlocks  int // of rows: half of them up to row cut, which two workers share evenly
+	half     int
+	cut      int
 	mc, nc   int      // rows and columns of a unit
 	words    pairArgs // what makes A of words, where it is to be made; no units: it is there
 }
@@ -209,11 +216,21 @@ func launchGemmPack[T Float](g *gemmArgs[T]) {
 // passes are those of a launch.
 func (g *gemmArgs[T]) passes() int { return ceilDiv(g.kEnd-g.k0, g.pass()) }
 
+// rows are those of a block.
+func (g *gemmArgs[T]) rows(block int) (from, to int) {
+	if from = block * g.mc; block < g.half || g.tiles {
+		return from, min(from+g.mc, g.cut)
+	}
+	from += g.cut - g.half*g.mc
+	return from, min(from+g.mc, g.m)
+}
+
 // packRows packs op(A) of one block of rows.
 func (g *gemmArgs[T]) packRows(block int) {
+	from, end := g.rows(block)
 	to := g.packedA[block*g.passes()*gemmABlock:]
 	for p := g.k0; p < g.kEnd; p += g.pass() {
-		g.packA(to[(p-g.k0)/g.pass()*gemmABlock:], block*gemmMC, min((block+1)*gemmMC, g.m), p, min(g.pass(), g.kEnd-p))
+		g.packA(to[(p-g.k0)/g.pass()*gemmABlock:], from, end, p, min(g.pass(), g.kEnd-p))
 	}
 }
 
@@ -247,14 +264,18 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 	if g.tiles {
 		row, col = unit%g.mBlocks, unit/g.mBlocks
 	} else {
-		nBlocks := ceilDiv(g.n, g.nc)
-		band := unit / (gemmBand * nBlocks) * gemmBand
-		height := min(gemmBand, g.mBlocks-band)
-		unit -= band * nBlocks
-		row, col = band+unit%height, unit/height
+		nBlocks, end := ceilDiv(g.n, g.nc), g.half
+		if unit >= g.half*nBlocks {
+			row, end = g.half, g.mBlocks
+			unit -= g.half * nBlocks
+		}
+		row += unit / (gemmBand * nBlocks) * gemmBand
+		height := min(gemmBand, end-row)
+		unit %= gemmBand * nBlocks
+		row, col = row+unit%height, unit/height
 	}
-	i0, j0 := row*g.mc, col*g.nc
-	i1, j1 := min(i0+g.mc, g.m), min(j0+g.nc, g.n)
+	i0, i1 := g.rows(row)
+	j0, j1 := col*g.nc, min((col+1)*g.nc, g.n)
 	t := g.firstPass()
 	if g.k0 > 0 {
 		t.nextPass()
@@ -286,6 +307,8 @@ func gemmUnit[T Float](g *gemmArgs[T], unit int) {
 			t.fetch = 0
 			if p == g.k0 && j+2*nr <= j1 {
 				t.fetch = nr
+			} else if p+kc == g.kEnd && j+nr == j1 && 2*i1-i0 <= g.m {
+				t.fetch = (i1-i0)*g.ldc + j0 - j // of the unit that most often comes next
 			}
 			switch {
 			case g.packed != nil:
@@ -343,8 +366,8 @@ func (g *gemmOperands[T]) packA(dst []T, i0, i1, p, kc int) {
 		}
 		return
 	}
-	if src := g.a[p*g.lda+i0:]; i1-i0 == gemmMC && packsColumns[T]() {
-		packColumns(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), g.lda*4, kc)
+	if left := (i1 - i0) % 12; packsColumns[T]() && (left == 0 || tileRows[T](left) == left) { // panels of the tile's heights
+		packColumns(unsafe.Pointer(&dst[0]), unsafe.Pointer(&g.a[p*g.lda+i0]), g.lda*4, kc, i1-i0)
 		return
 	}
 	for q := range kc {

@@ -214,39 +214,56 @@ block8:
 	VZEROUPPER
 	RET
 
-// func packColumnsAVX512(dst unsafe.Pointer, panel int, src unsafe.Pointer, lds, k int)
+// func packColumnsAVX512(dst unsafe.Pointer, panel int, src unsafe.Pointer, lds, k, columns int)
 //
-// Packs 48 columns of k rows at src (row stride lds bytes) into four panels of
-// 12: row p of panel i goes to dst + i*panel + p*48 bytes. One row at a time:
-// the rows of a transposed A are far apart, often in one cache set, so each is
-// read whole.
-//	K1 twelve lanes, DI R8 R9 R10 the panels, SI source, R11 lds, CX rows left
-TEXT ·packColumnsAVX512(SB), NOSPLIT, $0-40
+// Packs 1 to 48 columns of k rows at src (row stride lds bytes) into panels of
+// 12, the last one as wide as is left: row p of panel i goes to dst + i*panel +
+// p*width bytes. One row at a time: the rows of a transposed A are far apart,
+// often in one cache set, so each is read whole.
+//	DI R8 R9 R10 the panels, K1 to K4 and R12 R13 R14 DX their widths,
+//	SI source, R11 lds, CX rows left
+#define WIDTH(lanes, bytes) \
+	XORL    BX, BX     \
+	CMPQ    DX, BX     \
+	CMOVQGT DX, BX     \
+	MOVQ    $12, AX    \
+	CMPQ    BX, AX     \
+	CMOVQGT AX, BX     \
+	MOVQ    $-1, AX    \
+	BZHIQ   BX, AX, AX \
+	KMOVW   AX, lanes  \
+	SUBQ    $12, DX    \
+	LEAQ    (BX*4), bytes
+
+TEXT ·packColumnsAVX512(SB), NOSPLIT, $0-48
 	MOVQ  dst+0(FP), DI
 	MOVQ  panel+8(FP), AX
 	MOVQ  src+16(FP), SI
 	MOVQ  lds+24(FP), R11
 	MOVQ  k+32(FP), CX
+	MOVQ  columns+40(FP), DX
 	LEAQ  (DI)(AX*1), R8
 	LEAQ  (R8)(AX*1), R9
 	LEAQ  (R9)(AX*1), R10
-	MOVQ  $0xfff, AX
-	KMOVW AX, K1
+	WIDTH(K1, R12)
+	WIDTH(K2, R13)
+	WIDTH(K3, R14)
+	WIDTH(K4, DX)
 
 row:
 	VMOVUPS.Z (SI), K1, Z0
-	VMOVUPS.Z 48(SI), K1, Z1
-	VMOVUPS.Z 96(SI), K1, Z2
-	VMOVUPS.Z 144(SI), K1, Z3
+	VMOVUPS.Z 48(SI), K2, Z1
+	VMOVUPS.Z 96(SI), K3, Z2
+	VMOVUPS.Z 144(SI), K4, Z3
 	VMOVUPS   Z0, K1, (DI)
-	VMOVUPS   Z1, K1, (R8)
-	VMOVUPS   Z2, K1, (R9)
-	VMOVUPS   Z3, K1, (R10)
+	VMOVUPS   Z1, K2, (R8)
+	VMOVUPS   Z2, K3, (R9)
+	VMOVUPS   Z3, K4, (R10)
 	ADDQ      R11, SI
-	ADDQ      $48, DI
-	ADDQ      $48, R8
-	ADDQ      $48, R9
-	ADDQ      $48, R10
+	ADDQ      R12, DI
+	ADDQ      R13, R8
+	ADDQ      R14, R9
+	ADDQ      DX, R10
 	DECQ      CX
 	JNZ       row
 	VZEROUPPER

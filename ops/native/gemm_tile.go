@@ -84,7 +84,7 @@ func transposeEdge[T Float]() int {
 	return 0
 }
 
-// packsColumns says that packColumns can pack gemmMC columns of a transposed A.
+// packsColumns says that packColumns can pack the columns of a transposed A.
 func packsColumns[T Float]() bool {
 	var z T
 	return unsafe.Sizeof(z) == 4 && gemmKernel >= avx512Kernel

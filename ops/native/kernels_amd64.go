@@ -87,11 +87,12 @@ func transposeBlocks(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, block
 }
 
 //go:noescape
-func packColumnsAVX512(dst unsafe.Pointer, panel int, src unsafe.Pointer, lds, k int)
+func packColumnsAVX512(dst unsafe.Pointer, panel int, src unsafe.Pointer, lds, k, columns int)
 
-// packColumns packs gemmMC columns of k rows into panels of 12 columns.
-func packColumns(dst, src unsafe.Pointer, lds, k int) {
-	packColumnsAVX512(dst, k*12*4, src, lds, k)
+// packColumns packs at most gemmMC columns of k rows into panels of 12 columns and
+// of what is left.
+func packColumns(dst, src unsafe.Pointer, lds, k, columns int) {
+	packColumnsAVX512(dst, k*12*4, src, lds, k, columns)
 }
 
 //go:noescape

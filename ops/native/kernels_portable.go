@@ -11,7 +11,7 @@ func chooseKernel() int { return portableKernel }
 
 func (t *tileArgs) run() {}
 
-func packColumns(dst, src unsafe.Pointer, lds, k int) {}
+func packColumns(dst, src unsafe.Pointer, lds, k, columns int) {}
 
 func copyStrips(dst unsafe.Pointer, ldd int, src unsafe.Pointer, lds, rows, vectors int) {}
 
