@@ -54,6 +54,15 @@ func (m *Model) Loss(b *graph.Builder, batch, context int, dropout float64, seed
 	return b.Node(loss.Name()), b.Node(tokens.Name())
 }
 
+// OnDisk lists the tensors of a checkpoint that make up a parameter, as the model
+// has it: itself, where the model does not say.
+func (m *Model) OnDisk(param string) []string {
+	if d, ok := m.Trainable.(interface{ OnDisk(param string) []string }); ok {
+		return d.OnDisk(param)
+	}
+	return []string{param}
+}
+
 // Report is that of the last graph; nil before the first.
 func (m *Model) Report() *Report { return m.report }
 

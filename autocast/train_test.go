@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -93,6 +94,54 @@ func (c chain) HeldRow(i int, tokens, labels []int32) error {
 }
 
 func (c chain) Digest() string { return "chain" }
+
+// countdown ends at a question, as a context may between any two nodes.
+type countdown struct {
+	context.Context
+	asked, end int
+}
+
+func (c *countdown) Err() error {
+	if c.asked++; c.asked >= c.end {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestF04_ARunIsInterruptedInAnyNode: what a step had recorded of its operands
+// is taken back, so that the run goes on with the bits of one that was not.
+func TestF04_ARunIsInterruptedInAnyNode(t *testing.T) {
+	for _, r := range []autocast.Recipe{autocast.Dynamic{}, autocast.Delayed{History: 2}} {
+		start := func(dir string) (*train.Trainer, *autocast.Model) {
+			m := autocast.Train(newModel(t, learner), autocast.Options{Recipe: r, Filter: small})
+			o := train.Defaults()
+			o.Steps, o.Batch, o.Context, o.Warmup, o.EvalEvery, o.Accumulate = 4, 1, 32, 2, 2, 2
+			tr, err := train.New(m, newChain(), o, train.Dir(dir))
+			require.NoError(t, err)
+			return tr, m
+		}
+		whole, a := start(t.TempDir())
+		all := &countdown{Context: context.Background(), end: math.MaxInt}
+		_, err := whole.Run(all)
+		require.NoError(t, err)
+		for i, part := range []float64{0.2, 0.45, 0.7, 0.95} {
+			dir := t.TempDir()
+			cut, b := start(dir)
+			_, err := cut.Run(&countdown{Context: context.Background(), end: int(part * float64(all.asked))})
+			require.ErrorContains(t, err, "resume to go on")
+			if i%2 == 0 { // else the same trainer goes on
+				cut, b = start(dir)
+				require.NoError(t, cut.Resume())
+			}
+			_, err = cut.Run(context.Background())
+			require.NoError(t, err)
+			require.Equal(t, a.Stats(), b.Stats())
+			for _, p := range a.Params().All() {
+				require.Equal(t, p.Tensor().Bytes(), b.Params().Get(p.Name).Tensor().Bytes(), p.Name)
+			}
+		}
+	}
+}
 
 // TestF04_ATrainedRunResumes through a checkpoint of the trainer: six steps
 // equal three, a new process, and three; an evaluation in between moves nothing.

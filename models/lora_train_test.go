@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/train"
 )
@@ -54,22 +55,41 @@ func TestAdaptersAreTrained(t *testing.T) {
 }
 
 // TestMixturesAreTrainedAndResumed: stacks of experts are saved one by one and
-// come back, the bias of the choice among them.
+// come back, the bias of the choice among them, in FP8 and under adapters too.
 func TestMixturesAreTrainedAndResumed(t *testing.T) {
 	o := train.Defaults()
 	o.Steps, o.Batch, o.Context, o.Warmup, o.LR, o.SaveEvery = 4, 2, 16, 0, 1e-3, 2
-	run := func(dir string, steps int) *models.Transformer {
-		m, _, err := models.Load("testdata/golden/deepseek_v3")
-		require.NoError(t, err)
-		trainUntil(t, m, m.Config.Vocab, o, dir, steps)
-		return m
+	plain := func(m *models.Transformer) train.Model { return m }
+	fp8 := func(m *models.Transformer) train.Model {
+		return autocast.Train(m, autocast.Options{Recipe: autocast.Delayed{History: 2}, Filter: autocast.Filter{MinSize: 1}})
 	}
-	want := run(filepath.Join(t.TempDir(), "whole"), o.Steps)
-	cut := filepath.Join(t.TempDir(), "cut")
-	run(cut, 2)
-	got := run(cut, o.Steps)
-	for i, p := range want.Params().All() {
-		require.Equal(t, p.Tensor().Bytes(), got.Params().All()[i].Tensor().Bytes(), p.Name)
+	adapted := func(m *models.Transformer) train.Model {
+		ad, err := m.Adapt(models.LoRA{Rank: 2, Alpha: 4}, 1)
+		require.NoError(t, err)
+		return ad
+	}
+	for _, x := range []struct {
+		name, dir string
+		wrap      func(*models.Transformer) train.Model
+	}{
+		{"deepseek_v3", "deepseek_v3", plain}, {"deepseek_v3 in FP8", "deepseek_v3", fp8}, {"qwen3_moe in FP8", "qwen3_moe", fp8},
+		{"kimi_linear", "kimi_linear", plain}, {"kimi_linear in FP8", "kimi_linear", fp8}, {"kimi_linear with adapters", "kimi_linear", adapted},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			run := func(dir string, steps int) *models.Transformer {
+				m, _, err := models.Load("testdata/golden/" + x.dir)
+				require.NoError(t, err)
+				trainUntil(t, x.wrap(m), m.Config.Vocab, o, dir, steps)
+				return m
+			}
+			want := run(filepath.Join(t.TempDir(), "whole"), o.Steps)
+			cut := filepath.Join(t.TempDir(), "cut")
+			run(cut, 2)
+			got := run(cut, o.Steps)
+			for i, p := range want.Params().All() {
+				require.Equal(t, p.Tensor().Bytes(), got.Params().All()[i].Tensor().Bytes(), p.Name)
+			}
+		})
 	}
 }
 

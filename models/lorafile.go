@@ -132,6 +132,15 @@ func (ad *Adapted) WriteFiles(dir string) error {
 	return checkpoint.Save(filepath.Join(dir, "model.safetensors"), ad.entries(""), checkpoint.SaveOptions{})
 }
 
+// OnDisk is Transformer.OnDisk for the weights of the model; WriteFiles gives the
+// matrices of adapters their own names.
+func (ad *Adapted) OnDisk(param string) []string {
+	if ofAdapter(param) {
+		return []string{param}
+	}
+	return ad.Transformer.OnDisk(param)
+}
+
 // IsAdapter reports whether a folder holds an adapter.
 func IsAdapter(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, adapterConfigName))

@@ -41,6 +41,9 @@ type loss struct {
 	feeds  graph.Feeds
 
 	positions, seqlens []int32 // nil where a row is a sequence
+
+	states []*graph.Param // that training moves on
+	before [][]byte       // what was in them before the step
 }
 
 // graph returns the graph of a batch of rows, built the first time. All share
@@ -131,6 +134,11 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	if l.exec, err = plan.Native(); err != nil {
 		return nil, err
 	}
+	for _, n := range plan.Nodes() {
+		if p := n.Param(); key.train && p != nil && p.State {
+			l.states, l.before = append(l.states, p), append(l.before, make([]byte, p.Type.Bytes()))
+		}
+	}
 	may := graph.Feeds{"tokens": l.tokens, "labels": l.labels, "step": l.step}
 	if key.sequences > 0 {
 		may[models.PackedPositions], may[models.PackedSeqlens] = l.positions, l.seqlens
@@ -192,6 +200,21 @@ func (l *loss) run(ctx context.Context, step int64) (mean, count float64, err er
 		return 0, 0, err
 	}
 	return float64(l.loss[0]), float64(l.count[0]), nil
+}
+
+// keep notes what is in the states, and takeBack undoes what was done to them
+// since.
+func (l *loss) keep() {
+	for i, p := range l.states {
+		copy(l.before[i], p.Tensor().Bytes())
+	}
+}
+
+func (l *loss) takeBack() {
+	for i, p := range l.states {
+		copy(p.Tensor().Bytes(), l.before[i])
+		p.Touch()
+	}
 }
 
 // Loss is the mean loss of any number of rows, tokens and labels being [rows,

@@ -359,9 +359,16 @@ func (t *Trainer) stale() bool { return t.opts.EarlyStop > 0 && t.state.Stale >=
 func due(i, n int) bool { return n > 0 && i%n == 0 }
 
 // update draws the micro-batches of a step, adds up their gradients, each
-// weighted by its counted tokens, and updates the parameters. Until the update
-// nothing has changed that another attempt would not repeat.
-func (t *Trainer) update(ctx context.Context) error {
+// weighted by its counted tokens, and updates the parameters. Where it fails
+// nothing has changed: the states of the model move on with the backward pass,
+// and are taken back.
+func (t *Trainer) update(ctx context.Context) (err error) {
+	t.train.keep()
+	defer func() {
+		if err != nil {
+			t.train.takeBack()
+		}
+	}()
 	at := t.state.Step
 	var tokens, total float64
 	for k := range t.opts.Accumulate {
