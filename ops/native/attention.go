@@ -182,10 +182,13 @@ type attnForward[T Float] struct {
 	attnHeads[T]
 	q, out, lse, sinks []T
 	kv                 kvSource[T]
-	tiles              int // of the longest sequence
-	splits             int // of the sequence cut into most, 0 where none is cut
-	splitRows          int // largest number of rows of a cut sequence
-	parts              []T // [B,Hkv,splits] states of cut sequences
+	tiles              int     // of the longest sequence
+	splits             int     // of the sequence cut into most, 0 where none is cut
+	splitRows          int     // largest number of rows of a key head of a cut sequence
+	parts              []T     // [B,splits] states of cut sequences
+	scratch            []T     // of each seat of decode
+	seat               int     // its size
+	left               []int32 // [B] parts of sequences that decode which are not done
 }
 
 var (
@@ -200,23 +203,44 @@ func (f *attnForward[T]) run() {
 		return
 	}
 	f.clearRest()
-	heads := f.b * f.hkv
+	heads, decoding, joins := f.b*f.hkv, 0, false
+	f.left = scratchCounts.take(f.b)
 	for b := range f.b {
 		s := f.seq(b)
-		rows := s.lq * f.g
-		f.tiles = max(f.tiles, ceilDiv(rows, attnRows))
-		if n := f.cut(s); n > 1 {
+		rows, n := s.lq*f.g, f.cut(s)
+		if n > 1 {
 			f.splits = max(f.splits, n)
 			f.splitRows = max(f.splitRows, rows)
 		}
+		if n > 1 && f.decodes(s) {
+			f.left[b] = int32(n)
+			decoding++
+			continue
+		}
+		f.tiles = max(f.tiles, ceilDiv(rows, attnRows))
+		joins = joins || n > 1
 	}
-	f.parts = takeScratch[T](heads * f.splits * f.partSize())
-	n := (f.tiles + f.splits) * heads
-	pick[attnForward[T]](attnForward32, attnForward64).launch(n, *f)
-	if f.splits > 0 {
+	f.parts = takeScratch[T](f.b * f.splits * f.partSize())
+	if decoding < f.b {
+		n := f.tiles
+		if joins {
+			n += f.splits
+		}
+		pick[attnForward[T]](attnForward32, attnForward64).launch(n*heads, *f)
+	}
+	if joins {
 		pick[attnForward[T]](attnJoin32, attnJoin64).launch(heads, *f)
 	}
+	if decoding > 0 {
+		n := f.b * f.splits
+		seats := min(Workers(), n)
+		f.seat = f.decodeSeat()
+		f.scratch = takeScratch[T](seats * f.seat)
+		pick[attnForward[T]](attnDecode32, attnDecode64).launchSeats(n, seats, *f)
+		giveScratch(f.scratch)
+	}
 	giveScratch(f.parts)
+	scratchCounts.give(f.left)
 }
 
 // clearRest writes the result of packed queries that belong to no sequence.
@@ -249,10 +273,7 @@ func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 	switch n := f.cut(s); {
 	case tile < 0 && (n == 1 || split >= n), tile >= 0 && n > 1:
 		return
-	case tile < 0 && f.decodes(s):
-		if n := f.cut(s); w.hk == 0 && split < n { // for all heads
-			f.decode(s, apart(split, n))
-		}
+	case n > 1 && f.decodes(s):
 		return
 	case tile < 0:
 		from, to = split*attnSplitKeys, min((split+1)*attnSplitKeys, s.lk)
@@ -271,7 +292,7 @@ func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 		w.attend(j0, min(attnKeys, s.lk-j0))
 	}
 	if tile < 0 {
-		w.keep(f.part(unit%heads, split))
+		w.keep(split)
 	} else {
 		w.finish()
 	}

@@ -5,14 +5,16 @@ package native
 
 import (
 	"math"
+	"sync/atomic"
 	"unsafe"
 )
 
 const (
-	decodeKeys  = 64 // of a part at least, so that a short text has parts for all workers
-	decodeParts = 16 // of a sequence at most, until parts are attnSplitKeys long
-	decodeBlock = 16 // keys that all heads take one after the other
-	decodeRows  = 4  // query heads of a key head that share what is read
+	decodeKeys  = 128 // of a part at least, where there are more than two
+	decodeParts = 16  // of a sequence at most, until parts are attnSplitKeys long
+	decodeShort = 64  // keys that are not cut
+	decodeBlock = 16  // keys that all heads take one after the other
+	decodeRows  = 4   // query heads of a key head that share what is read
 )
 
 // kvForm is how the keys or values that the assembly reads lie: as float32, or in
@@ -40,90 +42,117 @@ func (f *attnForward[T]) decodes(s attnSeq) bool {
 		f.d > 0 && f.d%16 == 0 && f.dv > 0 && f.dv%64 == 0
 }
 
-// splitKeys is the length of a part of a sequence.
-func (f *attnForward[T]) splitKeys(s attnSeq) int {
-	if !f.decodes(s) {
-		return attnSplitKeys
+// decodeCut is into how many parts so many keys are cut: a power of two, so that
+// two workers, or four, each get as many. A part is read by one core alone, and its
+// state by the one that joins: the fewer the better.
+func decodeCut(keys int) int {
+	if keys <= decodeShort {
+		return 1
 	}
-	n := decodeKeys
-	for n < attnSplitKeys && s.lk > decodeParts*n {
+	n := 2
+	for n < decodeParts && keys >= 2*n*decodeKeys || keys > n*attnSplitKeys {
 		n *= 2
 	}
 	return n
 }
 
-// apart orders n parts so that two workers, who take turns, each get neighbours.
-func apart(i, n int) int { return i/2 + i%2*((n+1)/2) }
+var (
+	attnDecode32 = newSeatKernel(attnDecodeUnit[float32])
+	attnDecode64 = newSeatKernel(attnDecodeUnit[float64])
+)
 
-// decode computes a part of a sequence of one query for all its heads. The bits
-// do not depend on where the keys lie.
-func (f *attnForward[T]) decode(s attnSeq, split int) {
+// attnDecodeUnit computes a part of a sequence of one query for all its heads. Who
+// has the last one joins them.
+func attnDecodeUnit[T Float](f *attnForward[T], seat, unit int) {
+	s, split := f.seq(unit/f.splits), unit%f.splits
+	n := f.cut(s)
+	if n == 1 || split >= n || !f.decodes(s) {
+		return
+	}
+	f.decode(s, split, n, f.scratch[seat*f.seat:][:f.seat])
+	if atomic.AddInt32(&f.left[s.b], -1) == 0 {
+		for hk := range f.hkv {
+			f.join(s, hk)
+		}
+	}
+}
+
+// decodeSeat is the size of what decode takes of scratch: scores of the longest
+// part, of which four are written at a time, and a block of keys or values that
+// must be widened first.
+func (f *attnForward[T]) decodeSeat() int {
+	n := f.hq * (attnSplitKeys + decodeBlock)
+	if p, _ := f.kv.k.where(0); p == nil {
+		n += decodeBlock * f.hkv * max(f.d, f.dv)
+	}
+	return ceilDiv(n, 16) * 16 // whole cache lines
+}
+
+// decode computes a part of n of a sequence of one query for all its heads. The
+// bits do not depend on where the keys lie.
+func (f *attnForward[T]) decode(s attnSeq, split, n int, p []T) {
 	lo, hi := f.span(s, 0)
-	n := f.splitKeys(s)
-	from, to := max(split*n, lo), min((split+1)*n, hi)
+	blocks := ceilDiv(s.lk, decodeBlock)
+	from, to := max(split*blocks/n*decodeBlock, lo), min((split+1)*blocks/n*decodeBlock, hi)
 	n = max(to-from, 0)
-	ldp := n + 3 // four scores are written at a time
-	p := takeScratch[T](f.hq * ldp)
-	wide := takeScratch[T](decodeBlock * f.hkv * max(f.d, f.dv))
+	ldp := ceilDiv(n+3, 16) * 16 // four scores are written at a time
+	wide := p[f.hq*ldp:]
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
 		k, form := f.kv.k.block(at, there, wide)
-		ahead := f.ahead(&f.kv.k, s, j+there, to, k)
+		ahead := f.ahead(&f.kv.k, s, j+there)
 		if j+there == to { // then the values
-			ahead = f.ahead(&f.kv.v, s, from, to, k)
+			ahead = f.ahead(&f.kv.v, s, from)
 		}
 		for hk := range f.hkv {
 			for r := 0; r < f.g; r += decodeRows {
-				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, unsafe.Add(k, hk*f.d*form.size()), form, there, ahead)
+				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, unsafe.Add(k, hk*f.d*form.size()), form, there, ahead+uintptr(hk*there*f.d*form.size()))
 			}
 		}
 		j += there
 	}
+	o, m, l := f.part(s.b, split)
 	for hk := range f.hkv {
-		part := f.part(s.b*f.hkv+hk, split)
+		clear(o[hk*f.splitRows*f.dv:][:f.g*f.dv])
 		for r := range f.g {
-			row := part[r*(f.dv+2):][:f.dv+2]
-			clear(row)
+			row := hk*f.splitRows + r
 			if n == 0 {
-				row[1] = -1
+				l[row] = -1
 				continue
 			}
 			scores := p[(hk*f.g+r)*ldp:][:n]
 			capScores(scores, f.softcap)
-			m := maxOf(scores)
-			base := m
-			if math.IsInf(float64(m), -1) {
+			m[row] = maxOf(scores)
+			base := m[row]
+			if math.IsInf(float64(base), -1) {
 				base = 0 // every score is -Inf: exp keeps them 0
 			}
-			row[0], row[1] = m, T(expSubSum(scores, scores, base))
+			l[row] = T(expSubSum(scores, scores, base))
 		}
 	}
 	for j := from; j < to; {
 		at, there := f.kv.decodeRun(s, j, to)
 		v, form := f.kv.v.block(at, there, wide)
-		ahead := f.ahead(&f.kv.v, s, j+there, to, v)
+		ahead := f.ahead(&f.kv.v, s, j+there)
+		if j+there == to { // then the keys of the next part
+			ahead = f.ahead(&f.kv.k, s, to)
+		}
 		for hk := range f.hkv {
-			o := f.part(s.b*f.hkv+hk, split)[2:]
 			for r := 0; r < f.g; r += decodeRows {
-				attnValues(form, f32p(o[r*(f.dv+2):]), (f.dv+2)*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
-					unsafe.Add(v, hk*f.dv*form.size()), f.hkv*f.dv*form.size(), ahead, min(decodeRows, f.g-r), there, f.dv)
+				attnValues(form, f32p(o[(hk*f.splitRows+r)*f.dv:]), f.dv*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
+					unsafe.Add(v, hk*f.dv*form.size()), f.hkv*f.dv*form.size(), ahead+uintptr(hk*there*f.dv*form.size()), min(decodeRows, f.g-r), there, f.dv)
 			}
 		}
 		j += there
 	}
-	giveScratch(wide)
-	giveScratch(p)
 }
 
 // ahead is where the block of x from key j on lies, or the last key where there is
-// none, in bytes behind base; 0 where x is widened first.
-func (f *attnForward[T]) ahead(x *kvRows[T], s attnSeq, j, to int, base unsafe.Pointer) int {
-	at, _ := f.kv.decodeRun(s, min(j, to-1), to)
+// none; nowhere if x is widened first.
+func (f *attnForward[T]) ahead(x *kvRows[T], s attnSeq, j int) uintptr {
+	at, _ := f.kv.decodeRun(s, min(j, s.lk-1), s.lk)
 	p, _ := x.where(at)
-	if p == nil {
-		return 0
-	}
-	return int(uintptr(p) - uintptr(base))
+	return uintptr(p)
 }
 
 // where is the memory of the rows of a token and their form, nil where they must
@@ -168,7 +197,7 @@ func (kv *kvSource[T]) decodeRun(s attnSeq, j, to int) (at, there int) {
 // scores fills p with those of at most decodeRows heads, from head r of key head
 // hk on, with n keys, the row of hk of the first of which is k. What is not a
 // multiple of 4 goes one by one, each as four of its kind.
-func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r int, k unsafe.Pointer, form kvForm, n, ahead int) {
+func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r int, k unsafe.Pointer, form kvForm, n int, ahead uintptr) {
 	q := f32p(f.q[(s.q0*f.hq+hk*f.g+r)*f.d:])
 	rows, scale, four, ldk := min(decodeRows, f.g-r), float32(f.scale), n&^3, f.hkv*f.d*form.size()
 	if four > 0 {

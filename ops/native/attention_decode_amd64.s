@@ -9,11 +9,19 @@
 // values: a head of 64 numbers is 4 loads for 12 to 16 multiply-adds. Keys and
 // values lie as float32, bf16 or f16.
 
-// SIZE is the bytes of a stored number, STORED loads 16 of them.
+// SIZE is the bytes of a stored number, STORED loads 16 of them, FETCH fetches as
+// much memory from AX on as is read meanwhile, line by line: the keys of one head
+// lie apart, and memory read in steps comes at half the rate of a stream.
 #define SIZE 4
 #define STORED(m, z) VMOVUPS m, z
+#define FETCH           \
+	PREFETCHT0 (AX)     \
+	PREFETCHT0 64(AX)   \
+	PREFETCHT0 128(AX)  \
+	PREFETCHT0 192(AX)  \
+	ADDQ       $256, AX
 
-// func attnScores*(p *float32, ldp int, q *float32, k unsafe.Pointer, ldk, ahead, rows, keys, d int, scale float32)
+// func attnScores*(p *float32, ldp int, q *float32, k unsafe.Pointer, ldk int, ahead uintptr, rows, keys, d int, scale float32)
 //
 // p[r,j] = scale q[r] . k[j] for 1 to 4 rows of q [rows,d] and keys, a multiple
 // of 4, d of 16; ldp and ldk are in bytes.
@@ -23,7 +31,7 @@
 TEXT ·attnScoresF32(SB), NOSPLIT, $0-76
 #include "attention_scores_amd64.h"
 
-// func attnValues*(o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv, ahead, rows, keys, d int)
+// func attnValues*(o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv int, ahead uintptr, rows, keys, d int)
 //
 // o[r] += p[r,j] v[j], one chain in the order of j, for 1 to 4 rows of o [rows,d]
 // and keys > 0; d is a multiple of 64; ldo, ldp and ldv are in bytes.
@@ -35,7 +43,12 @@ TEXT ·attnValuesF32(SB), NOSPLIT, $0-80
 
 #undef SIZE
 #undef STORED
+#undef FETCH
 #define SIZE 2
+#define FETCH           \
+	PREFETCHT0 (AX)     \
+	PREFETCHT0 64(AX)   \
+	ADDQ       $128, AX
 #define STORED(m, z) \
 	VPMOVZXWD m, z     \
 	VPSLLD    $16, z, z

@@ -478,3 +478,14 @@ func int8s(b []byte) []int32 {
 	}
 	return x
 }
+
+// Every part of a decoded token has a block of keys, and at most attnSplitKeys.
+func TestDecodeCut(t *testing.T) {
+	for keys := range 40000 {
+		n, blocks := decodeCut(keys), ceilDiv(keys, decodeBlock)
+		require.Zero(t, n&(n-1))
+		require.LessOrEqual(t, ceilDiv(blocks, n)*decodeBlock, attnSplitKeys, "%d keys", keys)
+		require.True(t, n == 1 || blocks >= n, "%d keys", keys)
+		require.True(t, n <= 2 || keys >= n*decodeKeys, "%d keys", keys)
+	}
+}

@@ -18,28 +18,37 @@ import (
 // that compare a whole model with its oracle.
 type Float interface{ ~float32 | ~float64 }
 
-// kernel is a unit of work with its arguments: run computes unit i of a call.
-// It is declared once as a package variable (one for each element type) and
-// started with launch; calls are kept and reused, so launch does not allocate.
+// kernel is a unit of work with its arguments: run computes unit i of a call, in
+// a seat that is the worker's own as long as the call lasts. It is declared once
+// as a package variable (one for each element type) and started with launch; calls
+// are kept and reused, so launch does not allocate.
 type kernel[A any] struct {
-	run  func(a *A, i int)
-	mu   sync.Mutex
-	free []*call[A]
+	run   func(a *A, seat, i int)
+	mu    sync.Mutex
+	calls []*call[A] // those that nobody refers to are free
 }
 
 func newKernel[A any](run func(a *A, i int)) *kernel[A] {
+	return newSeatKernel(func(a *A, _, i int) { run(a, i) })
+}
+
+// newSeatKernel makes a kernel whose units want to know their worker's seat.
+func newSeatKernel[A any](run func(a *A, seat, i int)) *kernel[A] {
 	return &kernel[A]{run: run}
 }
 
 // launch runs units 0..n-1 on the pool and returns when all are done. Units
 // may run in any order and at the same time; each must write its own part.
-func (k *kernel[A]) launch(n int, args A) {
+func (k *kernel[A]) launch(n int, args A) { k.launchSeats(n, Workers(), args) }
+
+// launchSeats is launch with that many seats at most.
+func (k *kernel[A]) launchSeats(n, seats int, args A) {
 	if n <= 0 {
 		return
 	}
-	c := k.take()
+	helpers := min(seats, n) - 1
+	c := k.take(helpers)
 	c.args = args
-	helpers := min(Workers(), n) - 1
 	c.start(n, helpers)
 	for h := 1; h <= helpers; h++ {
 		pool.submit(&c.batch, h)
@@ -58,22 +67,21 @@ func (k *kernel[A]) launch(n int, args A) {
 	}
 }
 
-func (k *kernel[A]) take() *call[A] {
+// take finds a free call for the caller and so many helpers.
+func (k *kernel[A]) take(helpers int) *call[A] {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if n := len(k.free); n > 0 {
-		c := k.free[n-1]
-		k.free = k.free[:n-1]
-		return c
+	for _, c := range k.calls {
+		if atomic.LoadInt64(&c.refs) == 0 {
+			c.refs = int64(helpers) + 1
+			return c
+		}
 	}
 	c := &call[A]{}
+	c.refs = int64(helpers) + 1
 	c.done = make(chan struct{}, 1)
-	c.unit = func(i int) { k.run(&c.args, i) }
-	c.recycle = func() {
-		k.mu.Lock()
-		k.free = append(k.free, c)
-		k.mu.Unlock()
-	}
+	c.unit = func(seat, i int) { k.run(&c.args, seat, i) }
+	k.calls = append(k.calls, c)
 	return c
 }
 
@@ -91,25 +99,26 @@ type call[A any] struct {
 	args A
 }
 
-// batch is the part of a call that the workers see.
+// batch is the part of a call that the workers see. What start writes it writes
+// without barriers, each of which would wait for a line from another core: nobody
+// else looks until submit.
 type batch struct {
-	unit     func(i int)
-	recycle  func()
-	parts    []part       // of the units, one for each who shares the work
-	left     atomic.Int64 // units not finished
-	waits    atomic.Bool  // the caller sleeps until done
-	refs     atomic.Int64 // the caller and those who were told of the batch
+	left     int64  // units not finished
+	refs     int64  // the caller and those who were told of the batch
+	parts    []part // of the units, one for each who shares the work
+	unit     func(seat, i int)
+	waits    atomic.Bool // the caller sleeps until done
 	panicked atomic.Pointer[any]
 	done     chan struct{}
 }
 
-// part is a run of units. Each worker begins with its own, so that from launch to
-// launch the same rows are the same core's, whose cache holds them; then it helps
-// with the others.
+// part is a run of units and a seat. Each worker begins with its own, so that from
+// launch to launch the same rows are the same core's, whose cache holds them; then
+// it helps with the others.
 type part struct {
-	next atomic.Int64 // next unit to hand out
-	end  int64
-	_    [48]byte // a cache line
+	next, end int64 // next unit to hand out
+	sits      int32 // a worker has the seat
+	_         [44]byte
 }
 
 func (b *batch) start(n, helpers int) {
@@ -119,53 +128,59 @@ func (b *batch) start(n, helpers int) {
 	}
 	b.parts = b.parts[:parts]
 	for i := range b.parts {
-		b.parts[i].next.Store(int64(n * i / parts))
-		b.parts[i].end = int64(n * (i + 1) / parts)
+		b.parts[i] = part{next: int64(n * i / parts), end: int64(n * (i + 1) / parts)}
 	}
-	b.left.Store(int64(n))
-	b.refs.Store(int64(helpers) + 1)
+	b.left = int64(n)
 }
 
-// work runs units, those of part mine first. What it has done it counts at the
-// end: each count takes a cache line from another core.
+// work runs units, those of its own part first. What it has done of a part it
+// counts at the end, as each count takes a cache line from another core, and
+// before it looks at the next one, which may be another core's too.
 func (b *batch) work(mine int) {
-	done := int64(0)
+	seat := mine % len(b.parts)
+	for !atomic.CompareAndSwapInt32(&b.parts[seat].sits, 0, 1) {
+		seat = (seat + 1) % len(b.parts)
+	}
 	for k := range b.parts {
-		p := &b.parts[(mine+k)%len(b.parts)]
+		p := &b.parts[(seat+k)%len(b.parts)]
+		done := int64(0)
 		for {
-			i := p.next.Add(1) - 1
+			i := atomic.AddInt64(&p.next, 1) - 1
 			if i >= p.end {
 				break
 			}
-			b.one(int(i))
+			b.one(seat, int(i))
 			done++
 		}
-	}
-	if done > 0 && b.left.Add(-done) == 0 && b.waits.CompareAndSwap(true, false) {
-		b.done <- struct{}{}
+		if done > 0 && atomic.AddInt64(&b.left, -done) == 0 {
+			if b.waits.CompareAndSwap(true, false) {
+				b.done <- struct{}{}
+			}
+			return
+		}
 	}
 }
 
 // one runs a unit. A panic is kept for the caller of launch: in a worker it
 // would end the process.
-func (b *batch) one(i int) {
+func (b *batch) one(seat, i int) {
 	defer func() {
 		if p := recover(); p != nil {
 			kept := p // a copy, so that only a panic allocates
 			b.panicked.CompareAndSwap(nil, &kept)
 		}
 	}()
-	b.unit(i)
+	b.unit(seat, i)
 }
 
 // wait returns when all units are done: most often the last one is, or will be
 // soon, so it looks before it sleeps.
 func (b *batch) wait() {
-	for s := newSpin(); b.left.Load() > 0; {
+	for s := newSpin(); atomic.LoadInt64(&b.left) > 0; {
 		if !s.again() {
 			b.waits.Store(true)
 			// The last one may have counted before it could see that.
-			if b.left.Load() > 0 || !b.waits.CompareAndSwap(true, false) {
+			if atomic.LoadInt64(&b.left) > 0 || !b.waits.CompareAndSwap(true, false) {
 				<-b.done
 			}
 			return
@@ -173,12 +188,8 @@ func (b *batch) wait() {
 	}
 }
 
-// release drops one reference; the last one hands the call back.
-func (b *batch) release() {
-	if b.refs.Add(-1) == 0 {
-		b.recycle()
-	}
-}
+// release drops one reference; without any the call is free.
+func (b *batch) release() { atomic.AddInt64(&b.refs, -1) }
 
 var pool = newWorkers()
 
@@ -321,6 +332,8 @@ type scratch[T any] struct {
 var (
 	scratch32 scratch[float32]
 	scratch64 scratch[float64]
+
+	scratchCounts scratch[int32]
 )
 
 // take returns a buffer of n elements; give returns it.

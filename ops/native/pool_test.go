@@ -75,3 +75,31 @@ func TestLaunchFromSeveralCallers(t *testing.T) {
 		require.Zero(t, wrong.Load())
 	}
 }
+
+type seatArgs struct {
+	taken []atomic.Int64 // [seats]
+	wrong *atomic.Int64
+}
+
+var seatKernel = newSeatKernel(func(a *seatArgs, seat, i int) {
+	if a.taken[seat].Add(1) != 1 {
+		a.wrong.Add(1)
+	}
+	if i%7 == 0 {
+		time.Sleep(10 * time.Microsecond) // others take what is left
+	}
+	a.taken[seat].Add(-1)
+})
+
+// TestLaunchSeats: no two units have one seat at a time, whatever helper has come.
+func TestLaunchSeats(t *testing.T) {
+	defer SetWorkers(0)
+	for _, w := range []int{7, 2, 3, 1} { // after seven there are helpers of higher numbers than seats
+		SetWorkers(w)
+		for n := range 40 {
+			var wrong atomic.Int64
+			seatKernel.launchSeats(n, min(w, 3), seatArgs{make([]atomic.Int64, 3), &wrong})
+			require.Zero(t, wrong.Load())
+		}
+	}
+}
