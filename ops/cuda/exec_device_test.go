@@ -283,12 +283,7 @@ func TestDeviceExecutorSmallBlocks(t *testing.T) {
 		u.dev.target.MaxShared, u.dev.target.Portable = most, true
 		for _, dt := range []dtype.DType{dtype.BFloat16, dtype.Float16}[:shorter(2, 1)] {
 			got := text(t, session(t, m, generate.Options{Chunk: 33, Requests: 2}, Options{Compute: dt, Strict: true}), prompt, generate.Sampling{}, n)
-			same := 0
-			for same < n && got[same] == want[same] {
-				same++
-			}
-			fmt.Printf("SMALL\t%d bytes\t%s\tthe first %d of %d tokens are native's\n", most, dt, same, n)
-			require.GreaterOrEqual(t, same, n/2) // 16 bits may take the other of two near-ties
+			require.Equal(t, want, got, "%d bytes of shared memory, %s", most, dt) // no two of these tokens are a near-tie
 		}
 	}
 }
@@ -465,7 +460,7 @@ func TestDeviceSpeedHost(t *testing.T) {
 	slices.Sort(device)
 	median := float64(wall[len(wall)/2].Nanoseconds()) / 1e3
 	fmt.Printf("HOST\tstep of 16 layers, %d launches: Do %.1f us, device %.1f us, beyond the device %.1f us\n", len(e.segments[0].queued), median, device[50], median-device[50])
-	require.Less(t, median-device[50], 30.)
+	require.Less(t, median-device[50], 10.) // measured -0.5 to 6
 	stage := testing.Benchmark(func(b *testing.B) {
 		for range b.N {
 			if err := e.prog.stage(feeds, e.in.Data); err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/cu"
 )
 
 // A product that makes codes of x on its way has the bits of the quantisation by rows, or of the norm that leaves codes, and the
@@ -71,6 +72,27 @@ func TestDeviceFP8CodingHasTheBitsOfQuantize(t *testing.T) {
 					require.Equal(t, product(h), product(g), "behind a norm")
 				})
 			}
+		}
+	}
+}
+
+// The kernels have the static shared memory that TestCodedRowsFitBesideTheRing counts with.
+func TestDeviceCodingStatic(t *testing.T) {
+	d := device(t)
+	if !d.Target().Hopper() {
+		t.Skip("the kernels are Hopper's")
+	}
+	for _, dt := range []DType{BF16, F16} {
+		for _, form := range []string{"", "_swiglu", "_alone", "_alone_swiglu"} {
+			var bytes int
+			require.NoError(t, d.do(func() error {
+				k, err := d.kernel(fmt.Sprintf("fp8_stream_coding_%v_16%s", dt, form), 0)
+				if err == nil {
+					bytes, err = k.Attribute(cu.SharedSizeBytes)
+				}
+				return err
+			}))
+			require.LessOrEqual(t, bytes, codingStatic, "%v%s", dt, form)
 		}
 	}
 }

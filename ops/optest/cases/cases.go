@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
@@ -236,20 +237,27 @@ func (c Case) results(b *graph.Builder, feeds graph.Feeds) []*graph.Node {
 	return c.Build(in)
 }
 
+// Plan is the plan of the case's results, with what it is fed.
+func (c Case) Plan(dt dtype.DType) (*graph.Plan, graph.Feeds, error) {
+	b, feeds := graph.New(graph.Float(dt)), graph.Feeds{}
+	p, err := planOf(b, c.results(b, feeds))
+	if err != nil {
+		return nil, nil, err
+	}
+	return p, needed(p, feeds), nil
+}
+
+func planOf(b *graph.Builder, nodes []*graph.Node) (*graph.Plan, error) {
+	return b.Plan(slices.DeleteFunc(slices.Clone(nodes), func(n *graph.Node) bool { return n == nil })...)
+}
+
 func (c Case) run(t optest.TestingT, b *graph.Builder, feeds graph.Feeds, exec Executor, nodes []*graph.Node) ([]graph.Tensor, bool) {
 	t.Helper()
-	var outs []*graph.Node
-	for _, n := range nodes {
-		if n != nil {
-			outs = append(outs, n)
-		}
+	var got []graph.Tensor
+	p, err := planOf(b, nodes)
+	if err == nil {
+		got, err = exec(p, needed(p, feeds))
 	}
-	p, err := b.Plan(outs...)
-	if err != nil {
-		t.Errorf("%s %s: %v", c.Op, c.Name, err)
-		return nil, false
-	}
-	got, err := exec(p, needed(p, feeds))
 	if err != nil {
 		t.Errorf("%s %s: %v", c.Op, c.Name, err)
 		return nil, false
