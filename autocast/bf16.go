@@ -36,3 +36,23 @@ func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 	}
 	return nb, report, nil
 }
+
+// BF16x6 returns the graph with its linears multiplying float32 by BF16x6, forward
+// and backward (see ops.LinearOp): the error of float32, or less, at another speed
+// where the CPU has AMX, and plain float32 elsewhere. Linears of other passes, and
+// weights that are stored in less than the float type of the graph, stay.
+func BF16x6(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
+	p := pass{
+		name: "bf16x6", mode: "float32 products by six of bf16", done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"}, minSize: 1,
+		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
+			o := n.Op().(ops.LinearOp)
+			o.BF16x6 = true
+			return graph.ApplyAs(n.Label(), o, in...)
+		},
+	}
+	nb, report, err := p.run(b, f, nil)
+	if err != nil {
+		return nil, nil, fmt.Errorf("autocast: BF16x6: %w", err)
+	}
+	return nb, report, nil
+}

@@ -80,6 +80,35 @@ func TestBF16KeepsTheGraph(t *testing.T) {
 	require.EqualError(t, err, "autocast: BF16: graph: the builder is missing: New makes one")
 }
 
+func TestBF16x6KeepsTheGraph(t *testing.T) {
+	fp8, _, err := autocast.FP8(lossGraph(t, newModel(t, tiny)), autocast.Options{Filter: autocast.Filter{Include: []string{"*.mlp.*"}}})
+	require.NoError(t, err)
+	nb, report, err := autocast.BF16x6(fp8, autocast.Filter{})
+	require.NoError(t, err)
+	require.Len(t, report.Cast(), 15, "6 of them in FP8 before")
+	twice, _, err := autocast.BF16x6(nb, autocast.Filter{})
+	require.NoError(t, err)
+	for _, b := range []*graph.Builder{nb, twice} {
+		require.NoError(t, graph.Verify(b))
+		count := 0
+		for _, n := range b.Nodes() {
+			if o, ok := n.Op().(ops.LinearOp); ok {
+				require.True(t, o.BF16x6, n.Name())
+				count++
+			}
+		}
+		require.Equal(t, 9, count)
+	}
+	whole, _, err := autocast.BF16x6(lossGraph(t, newModel(t, tiny)), autocast.Filter{})
+	require.NoError(t, err)
+	plain, cast := newDescent(t, lossGraph(t, newModel(t, tiny))), newDescent(t, whole)
+	for i := range 3 {
+		require.InEpsilon(t, plain.step(t, feeds(tiny, i)), cast.step(t, feeds(tiny, i)), 1e-5)
+	}
+	_, _, err = autocast.BF16x6(nil, autocast.Filter{})
+	require.EqualError(t, err, "autocast: BF16x6: graph: the builder is missing: New makes one")
+}
+
 func TestCompareShowsEveryLayer(t *testing.T) {
 	m := newModel(t, tiny)
 	plain := lossGraph(t, m)

@@ -110,7 +110,7 @@ func bf16Together(calls []graph.Call) error {
 			if c := &calls[n]; kind {
 				stored[n] = codedLinear(c, c.In[1].Bytes(), native.CodedBF16)
 			} else {
-				wide[n] = native.BF16LinearOf{Y: graph.Data[float32](c.Out[0]), W: graph.Data[float32](c.In[1]), B: data[float32](c.In, 2), N: c.In[1].Shape[0]}
+				wide[n] = wideLinear(c)
 			}
 		}
 		if kind {

@@ -21,7 +21,7 @@ func init() {
 			o := g.Op.(LinearOp)
 			grads := []*graph.Node{graph.ApplyAs("linear_grad_x", linearGradX(o), dy, g.In[1]), nil}
 			if o.Coding == 0 && !isHalf(g.In[1].Type()) {
-				grads[1] = graph.ApplyAs("linear_grad_w", linearGradW{}, dy, g.In[0])
+				grads[1] = graph.ApplyAs("linear_grad_w", linearGradW{o.BF16x6}, dy, g.In[0])
 			}
 			if len(g.In) == 3 {
 				grads = append(grads, graph.ApplyAs("linear_grad_b", linearGradB{}, dy))
@@ -56,10 +56,13 @@ func init() {
 // activations w may be stored as bfloat16 or float16, or in the blocks of
 // Coding: it is read as it is stored, gives the bits that the widened weight
 // would give, and has no gradient. The rows of one in blocks may lie in another
-// order, as Rows says.
+// order, as Rows says. BF16x6 lets float32 products, those of the gradient too,
+// go through AMX where it is (see native.BF16x6Linear); weights that are read as
+// they are stored have no part in it.
 type LinearOp struct {
 	Coding Coding
 	Rows   native.Rows
+	BF16x6 bool
 }
 
 // Linear adds a LinearOp: y = x w^T, plus bias when one is given. The node is
@@ -69,7 +72,7 @@ func Linear(x, w *graph.Node, bias ...*graph.Node) *graph.Node {
 	if w.Type().DType.IsFloat8() {
 		return FP8WeightLinear(x, w, FP8WeightLinearOp{}, bias...)
 	}
-	return graph.ApplyAs(linearLabel(w), LinearOp{codingOf(w), rowsOf(w)}, append([]*graph.Node{x, w}, bias...)...)
+	return graph.ApplyAs(linearLabel(w), LinearOp{Coding: codingOf(w), Rows: rowsOf(w)}, append([]*graph.Node{x, w}, bias...)...)
 }
 
 // linearLabel is the weight's name without its ".weight".
@@ -121,8 +124,11 @@ func linear[T native.Float](c *graph.Call) error {
 		native.LinearsCoded(graph.Data[float32](x), rows(x.Type), last(x.Type), []native.CodedLinear{p})
 		return nil
 	}
-	native.Linear(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2),
-		rows(x.Type), w.Shape[0], w.Shape[1])
+	body := native.Linear[T]
+	if c.Op.(LinearOp).BF16x6 {
+		body = native.BF16x6Linear[T]
+	}
+	body(graph.Data[T](c.Out[0]), graph.Data[T](x), graph.Data[T](w), data[T](c.In, 2), rows(x.Type), w.Shape[0], w.Shape[1])
 	return nil
 }
 
@@ -135,20 +141,36 @@ func codedLinear(c *graph.Call, mem []byte, coding Coding) native.CodedLinear {
 	}
 }
 
+// wideLinear is a linear on a weight in float32.
+func wideLinear(c *graph.Call) native.BF16LinearOf {
+	return native.BF16LinearOf{
+		Y: graph.Data[float32](c.Out[0]), W: graph.Data[float32](c.In[1]), B: data[float32](c.In, 2), N: c.In[1].Shape[0],
+	}
+}
+
 // linearTogether runs linears of one x in one launch where all weights are read
-// as they are stored: of a few rows each is too short for several workers.
+// as they are stored: of a few rows each is too short for several workers. Those
+// by BF16x6 share what is made of x.
 func linearTogether(calls []graph.Call) error {
 	var ps [4]native.CodedLinear
 	x := calls[0].In[0]
 	m, k := rows(x.Type), last(x.Type)
-	together := len(calls) <= len(ps)
-	for i := 0; i < len(calls) && together; i++ {
+	var wide [len(ps)]native.BF16LinearOf
+	together, split := len(calls) <= len(ps), len(calls) <= len(ps) && x.DType == dtype.Float32
+	for i := 0; i < len(calls) && (together || split); i++ {
 		c := &calls[i]
-		var mem []byte
-		var coding Coding
-		if mem, coding, together = coded(c.In[1], c.Op.(LinearOp).Coding); together {
+		mem, coding, stored := coded(c.In[1], c.Op.(LinearOp).Coding)
+		together, split = together && stored, split && !stored && c.Op.(LinearOp).BF16x6
+		switch {
+		case together:
 			ps[i] = codedLinear(c, mem, coding)
+		case split:
+			wide[i] = wideLinear(c)
 		}
+	}
+	if split {
+		native.BF16x6Linears(graph.Data[float32](x), m, k, wide[:len(calls)])
+		return nil
 	}
 	if together {
 		native.LinearsCoded(graph.Data[float32](x), m, k, ps[:len(calls)])
@@ -185,12 +207,16 @@ func linearGradXBody[T native.Float](c *graph.Call) error {
 		native.LinearCodedGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](dy), mem, coding, o.Rows, rows(dy.Type), w.Shape[0], last(c.Out[0].Type))
 		return nil
 	}
-	native.LinearGradInput(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])
+	body := native.LinearGradInput[T]
+	if o.BF16x6 {
+		body = native.BF16x6LinearGradInput[T]
+	}
+	body(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](w), rows(dy.Type), w.Shape[0], w.Shape[1])
 	return nil
 }
 
 // linearGradW is dw = dy^T x.
-type linearGradW struct{}
+type linearGradW struct{ BF16x6 bool }
 
 func (linearGradW) Name() string { return "linear_grad_w" }
 func (linearGradW) Infer(in []graph.Type) ([]graph.Type, error) {
@@ -199,7 +225,11 @@ func (linearGradW) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func linearGradWBody[T native.Float](c *graph.Call) error {
 	dy, x := c.In[0], c.In[1]
-	native.LinearGradWeight(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](x), rows(x.Type), last(dy.Type), last(x.Type))
+	body := native.LinearGradWeight[T]
+	if c.Op.(linearGradW).BF16x6 {
+		body = native.BF16x6LinearGradWeight[T]
+	}
+	body(graph.Data[T](c.Out[0]), graph.Data[T](dy), graph.Data[T](x), rows(x.Type), last(dy.Type), last(x.Type))
 	return nil
 }
 

@@ -22,7 +22,10 @@ func measure(ctx context.Context, text string, t times) error {
 		work    string
 		compute train.Compute
 		fp8     bool
-	}{{"step f32", train.F32, false}, {"step bf16", train.BF16, false}, {"step fp8", train.BF16, true}} { // what FP8 leaves multiplies in bf16
+	}{{"step f32", train.F32, false}, {"step f32 by bf16x6", train.BF16x6, false}, {"step bf16", train.BF16, false}, {"step fp8", train.BF16, true}} { // what FP8 leaves multiplies in bf16
+		if s.compute == train.BF16x6 && native.GemmKernel() != "amx" {
+			continue // it is f32
+		}
 		if err := steps(ctx, text, s.compute, s.fp8, func(seconds float64) { t.add(s.work, seconds) }); err != nil {
 			return err
 		}
@@ -37,6 +40,9 @@ func products(t times) {
 	const n = 1024
 	a, b, c := normals(n*n), normals(n*n), make([]float32, n*n)
 	t.add("sgemm 1024^3", fastest(20, func() { native.Gemm(false, false, n, n, n, 1, a, n, b, n, 0, c, n) }))
+	if native.GemmKernel() == "amx" {
+		t.add("sgemm 1024^3 by bf16x6", fastest(20, func() { native.BF16x6LinearGradInput(c, a, b, n, n, n) }))
+	}
 	t.add("bf16 gemm 1024^3", fastest(20, func() { native.BF16LinearGradInput(c, a, b, n, n, n) }))
 	sa, sb := make([]uint16, n*n), make([]uint16, n*n)
 	for i := range sa {

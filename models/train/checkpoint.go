@@ -4,6 +4,7 @@ package train
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -281,6 +282,11 @@ func (t *Trainer) resume() error {
 	}
 	if name := stepName(r.State.Step); name != filepath.Base(dir) {
 		return fmt.Errorf("%s: state.step must be that of the folder, got %d", filepath.Join(dir, trainerName), r.State.Step)
+	}
+	if saved := cmp.Or(r.Options.Compute, F32); t.choose && saved != t.opts.Compute {
+		if err := t.build(saved); err != nil {
+			return err
+		}
 	}
 	if field, was, is := t.opts.differs(r.Options); field != "" {
 		return fmt.Errorf("%s: option %s must be %s as in the run so far, got %s", dir, field, was, is)

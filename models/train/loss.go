@@ -91,9 +91,13 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 		b, mean = outputs[0].Builder(), outputs[0]
 		l.positions, l.seqlens = make([]int32, n), make([]int32, sequences+1)
 	}
-	if o.Compute == BF16 {
+	if o.Compute != F32 {
+		cast := autocast.BF16
+		if o.Compute == BF16x6 {
+			cast = autocast.BF16x6
+		}
 		var err error
-		if b, _, err = autocast.BF16(b, autocast.Filter{}); err != nil {
+		if b, _, err = cast(b, autocast.Filter{}); err != nil {
 			return nil, err
 		}
 		for i, n := range outputs {

@@ -212,7 +212,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"train: option min_lr: must be a fraction of lr, 0 to 1, got 2":               func(o *Options) { o.MinLR = 2 },
 		"train: option warmup: must be 0 or more, got -3":                             func(o *Options) { o.Warmup = -3 },
 		"train: option schedule: must be cosine, linear or constant, got cyclic":      func(o *Options) { o.Schedule = "cyclic" },
-		"train: option compute: must be f32 or bf16, got f16":                         func(o *Options) { o.Compute = "f16" },
+		"train: option compute: must be f32, bf16 or bf16x6, got f16":                 func(o *Options) { o.Compute = "f16" },
 		"train: option beta1: must be in [0,1), got 1":                                func(o *Options) { o.Beta1 = 1 },
 		"train: option beta2: must be in [0,1), got -1":                               func(o *Options) { o.Beta2 = -1 },
 		"train: option eps: must be above 0, got 0":                                   func(o *Options) { o.Eps = 0 },

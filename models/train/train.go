@@ -9,6 +9,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // Model is what a Trainer trains.
@@ -49,6 +51,7 @@ type Trainer struct {
 	data   Data
 	packed Packed // the data, when their rows hold several sequences
 	opts   Options
+	choose bool // Compute was left to the trainer
 
 	dir      string
 	log      *slog.Logger
@@ -150,7 +153,7 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 		return nil, errors.New("train: New: the data are missing (nil)")
 	}
 	t := &Trainer{
-		model: model, data: data, opts: o,
+		model: model, data: data, opts: o, choose: o.Compute == "",
 		log:    slog.New(slog.DiscardHandler),
 		graphs: map[graphKey]*loss{},
 		dirty:  true,
@@ -164,22 +167,18 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	if t.wrong != nil {
 		return nil, t.wrong
 	}
-	key := graphKey{rows: o.Batch, train: true}
 	if p, ok := data.(Packed); ok {
-		t.packed, key.sequences = p, p.Sequences()
-		if key.sequences < 1 || key.sequences > o.Context {
-			return nil, fmt.Errorf("train: packed data must have 1 to %d sequences in a row, got %d", o.Context, key.sequences)
+		t.packed = p
+		if n := p.Sequences(); n < 1 || n > o.Context {
+			return nil, fmt.Errorf("train: packed data must have 1 to %d sequences in a row, got %d", o.Context, n)
 		}
 	}
-	var err error
-	if t.train, err = t.graph(key); err != nil {
+	compute := F32
+	if native.GemmKernel() == "amx" {
+		compute = BF16x6
+	}
+	if err := t.build(cmp.Or(o.Compute, compute)); err != nil {
 		return nil, err
-	}
-	if t.heldRows() > 0 {
-		key.train = false
-		if t.eval, err = t.graph(key); err != nil {
-			return nil, err
-		}
 	}
 	t.adam = newAdamW(o, t.train.params)
 	// The first micro-batch shows a mistake in the data before the run.
@@ -189,12 +188,31 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	return t, nil
 }
 
+// build makes the graphs of the run, with products of c.
+func (t *Trainer) build(c Compute) (err error) {
+	t.opts.Compute = c
+	clear(t.graphs)
+	key := graphKey{rows: t.opts.Batch, train: true}
+	if t.packed != nil {
+		key.sequences = t.packed.Sequences()
+	}
+	if t.train, err = t.graph(key); err != nil || t.heldRows() == 0 {
+		return err
+	}
+	key.train = false
+	t.eval, err = t.graph(key)
+	return err
+}
+
 func (t *Trainer) usable() error {
 	if t == nil || t.model == nil {
 		return errors.New("train: the trainer is missing: New makes one")
 	}
 	return nil
 }
+
+// Compute is what the run multiplies: that of its Options, or what was chosen.
+func (t *Trainer) Compute() Compute { return t.opts.Compute }
 
 // Step is the number of steps done.
 func (t *Trainer) Step() int { return t.state.Step }

@@ -1,6 +1,7 @@
 package train_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -102,28 +103,9 @@ func TestN11_WorkersAndSeeds(t *testing.T) {
 // TestComputeBF16 learns as float32 does, with the same bits for any number of
 // workers.
 func TestComputeBF16(t *testing.T) {
-	defer native.SetWorkers(0)
-	o := transformerOptions()
-	o.Dropout, o.Steps = 0, 60
-	run := func(c train.Compute, workers int) (first, last float64, w map[string][]float32) {
-		native.SetWorkers(workers)
-		o := o
-		o.Compute = c
-		var m *models.Transformer
-		var tr *train.Trainer
-		tr, m = newTransformer(t, o, train.Each(func(x train.Metric) {
-			if x.Step == 1 {
-				first = x.Loss
-			}
-			last = x.Loss
-		}))
-		_, err := tr.Run(context.Background())
-		require.NoError(t, err)
-		return first, last, bits(m)
-	}
-	first, last, w := run(train.F32, 1)
-	first16, last16, w16 := run(train.BF16, 1)
-	_, again, wAgain := run(train.BF16, 7)
+	first, last, w := computed(t, train.F32, 1)
+	first16, last16, w16 := computed(t, train.BF16, 1)
+	_, again, wAgain := computed(t, train.BF16, 7)
 	require.Equal(t, last16, again)
 	require.Equal(t, w16, wAgain)
 	require.NotEqual(t, w, w16)
@@ -131,6 +113,68 @@ func TestComputeBF16(t *testing.T) {
 	t.Logf("loss of step 1: %.6f, bf16 %.6f; of step 60: %.4f, bf16 %.4f", first, first16, last, last16)
 	require.InDelta(t, first, first16, 1e-4) // measured 2e-6
 	require.InDelta(t, last, last16, 0.02)   // measured 0.0011
+}
+
+// computed is a run of 60 steps with products of c.
+func computed(t *testing.T, c train.Compute, workers int) (first, last float64, w map[string][]float32) {
+	native.SetWorkers(workers)
+	defer native.SetWorkers(0)
+	o := transformerOptions()
+	o.Dropout, o.Steps, o.Compute = 0, 60, c
+	tr, m := newTransformer(t, o, train.Each(func(x train.Metric) {
+		if x.Step == 1 {
+			first = x.Loss
+		}
+		last = x.Loss
+	}))
+	_, err := tr.Run(context.Background())
+	require.NoError(t, err)
+	return first, last, bits(m)
+}
+
+// TestComputeBF16x6 is float32 within its error, with the same bits for any number
+// of workers, and what is chosen where the CPU has AMX; elsewhere it is float32.
+func TestComputeBF16x6(t *testing.T) {
+	first, last, w := computed(t, train.F32, 1)
+	first6, last6, w6 := computed(t, train.BF16x6, 1)
+	_, again, wAgain := computed(t, train.BF16x6, 7)
+	require.Equal(t, last6, again)
+	require.Equal(t, w6, wAgain)
+	_, _, chosen := computed(t, "", 1)
+	require.Equal(t, w6, chosen)
+	if native.GemmKernel() != "amx" {
+		require.Equal(t, w, w6)
+	}
+	t.Logf("loss of step 1: %.7f, bf16x6 %.7f; of step 60: %.5f, bf16x6 %.5f", first, first6, last, last6)
+	require.InDelta(t, first, first6, 1e-6)
+	require.InDelta(t, last, last6, 1e-3)
+}
+
+// TestResumeKeepsWhatWasChosen: a run begun with products of float32 goes on so,
+// and so does one by BF16x6, where the options leave it to the trainer.
+func TestResumeKeepsWhatWasChosen(t *testing.T) {
+	for _, c := range []train.Compute{train.F32, train.BF16x6, train.BF16} {
+		o := transformerOptions()
+		o.Steps, o.Compute = 3, c
+		dir := t.TempDir()
+		tr, _ := newTransformer(t, o, train.Dir(dir))
+		_, err := tr.Run(context.Background())
+		require.NoError(t, err)
+		o.Steps = 6
+		run := func(c train.Compute) map[string][]float32 {
+			again := t.TempDir()
+			require.NoError(t, os.CopyFS(again, os.DirFS(dir)))
+			o := o
+			o.Compute = c
+			tr, m := newTransformer(t, o, train.Dir(again))
+			require.NoError(t, tr.Resume())
+			_, err := tr.Run(context.Background())
+			require.NoError(t, err)
+			require.Equal(t, cmp.Or(c, tr.Compute()), tr.Compute())
+			return bits(m)
+		}
+		require.Equal(t, run(c), run(""), c)
+	}
 }
 
 // TestRecomputeHasTheSameBits: with dropout, in float32, in bf16 and in FP8, a

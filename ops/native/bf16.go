@@ -75,11 +75,16 @@ func BF16Linears(x []float32, m, k int, ls []BF16LinearOf) {
 		}
 		return
 	}
-	words := wordsOf(false, m, k, pairSource{wide: x, ld: k})
+	linearsOf(pairSource{wide: x, ld: k}, m, k, ls)
+}
+
+// linearsOf multiplies words of x by each weight, which is made words of as x is.
+func linearsOf(x pairSource, m, k int, ls []BF16LinearOf) {
+	words := wordsOf(false, m, k, x)
 	for _, l := range ls {
-		words.linear(pairSource{wide: l.W, ld: k}, l.B, l.Y, l.N)
+		words.linear(pairSource{wide: l.W, ld: k, split: x.split}, l.B, l.Y, l.N)
 	}
-	giveScratch(words.dst)
+	words.free()
 }
 
 // linear is BF16Linear of op(A) = x.
@@ -126,7 +131,7 @@ func BF16LinearsStored(x []float32, m, k int, ps []CodedLinear) {
 		}
 		words.linear(b, p.Bias, p.Y, p.N)
 	}
-	giveScratch(words.dst)
+	words.free()
 }
 
 // BF16LinearStoredGradInput is BF16LinearGradInput with w[N,K] stored in bf16.

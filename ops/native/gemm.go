@@ -87,8 +87,12 @@ func (g *gemmArgs[T]) compute() {
 	// A few passes over k at a time: what a unit needs of B stays in L2 while the
 	// blocks of rows go by.
 	width := ceilDiv(n, tileCols[T]()) * tileCols[T]()
-	for p := 0; p < k || p == 0; p += gemmSpan {
-		g.k0, g.kEnd = p, min(p+gemmSpan, k)
+	span := gemmSpan
+	if g.source.split {
+		span = splitSpan
+	}
+	for p := 0; p < k || p == 0; p += span {
+		g.k0, g.kEnd = p, min(p+span, k)
 		if inPanels {
 			launchGemm(g)
 			continue
@@ -173,6 +177,8 @@ type gemmOperands[T Float] struct {
 // pass is the length of k in one pass, in elements.
 func (g *gemmOperands[T]) pass() int {
 	switch {
+	case g.source.split:
+		return splitPass
 	case g.tiles:
 		return amxPass
 	case g.pairs:
@@ -483,6 +489,7 @@ type tilePass[T Float] struct {
 	tiles       bool
 	fetch       int // columns from a tile to the one that the unit comes to later, 0: none
 	panels      int // elements from a packed panel of B to the next, for calls of many columns
+	split       int // 1: words of three parts
 }
 
 // rows is the height of the next tile when left rows remain.
@@ -504,7 +511,11 @@ func (g *gemmOperands[T]) streams(cols, kc int) bool {
 
 // firstPass adds beta S; nextPass makes the following passes add to C.
 func (g *gemmOperands[T]) firstPass() tilePass[T] {
-	return tilePass[T]{alpha: g.alpha, beta: g.beta, s: g.s, lds: g.lds, c: g.c, ldc: g.ldc, pairs: g.pairs, tiles: g.tiles}
+	t := tilePass[T]{alpha: g.alpha, beta: g.beta, s: g.s, lds: g.lds, c: g.c, ldc: g.ldc, pairs: g.pairs, tiles: g.tiles}
+	if g.source.split {
+		t.split = 1
+	}
+	return t
 }
 
 func (t *tilePass[T]) nextPass() { t.beta, t.s, t.lds = 1, t.c, t.ldc }
@@ -531,7 +542,7 @@ func (t *tilePass[T]) column(i, end, cols int, a []T, rsa, csa, step int, b []T,
 		args.b, args.rsb = unsafe.Pointer(unsafe.SliceData(b)), rsb*4
 		args.s, args.lds = unsafe.Pointer(unsafe.SliceData(s)), t.lds*4
 		args.c, args.ldc = unsafe.Pointer(unsafe.SliceData(c)), t.ldc*4
-		args.panels = t.panels * 4
+		args.panels, args.split = t.panels*4, t.split
 		args.alpha, args.beta = float32(t.alpha), float32(t.beta)
 		if t.fetch > 0 {
 			args.next = unsafe.Pointer(&c[t.fetch])
@@ -596,6 +607,7 @@ type tileArgs struct {
 	alpha, beta   float32        // 96, 100
 	next          unsafe.Pointer // 104: C of a later tile, to be fetched; nil: nothing; AMX has its own way
 	panels        int            // 112: from a packed panel of B to the next, AMX alone
+	split         int            // 120: not 0: words of three parts, AMX alone
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }

@@ -35,7 +35,7 @@ func gemmBF16(transA, transB bool, m, n, k int, alpha float32, a, b pairSource, 
 	}
 	w := wordsOf(transA, m, k, a)
 	w.multiply(transB, n, alpha, b, beta, s, lds, c, ldc)
-	giveScratch(w.dst)
+	w.free()
 }
 
 // wordsOf takes scratch for the words of op(A), which the first product makes.
@@ -45,12 +45,18 @@ func wordsOf(transA bool, m, k int, a pairSource) pairArgs {
 	if amx {
 		words = ceilDiv(words, amxWords) * amxWords
 	}
+	if a.split {
+		words = splitWords(k)
+		a.k, a.tops = k, newTops(m)
+	}
 	w := pairArgs{src: a, turned: transA, rows: !transA || amx, m: m, k: k, words: words, units: ceilDiv(words, pairUnit)}
 	if w.rows {
 		w.ldd = words | 16 // not a power of two, so rows spread over the cache sets
 		w.dst = takeScratch[float32]((ceilDiv(m, amxRows) + 1) * amxRows * w.ldd)
 		if !transA {
 			w.units = ceilDiv(m, pairUnit)
+		} else if a.split {
+			w.units = ceilDiv(m, pairCols)
 		}
 	} else {
 		w.ldd = ceilDiv(m, pairCols)*pairCols + 16
@@ -62,6 +68,9 @@ func wordsOf(transA bool, m, k int, a pairSource) pairArgs {
 // multiply is gemmBF16 of op(A).
 func (w *pairArgs) multiply(transB bool, n int, alpha float32, b pairSource, beta float32, s []float32, lds int, c []float32, ldc int) {
 	b.k = w.k
+	if b.split {
+		b.tops = newTops(n)
+	}
 	g := gemmArgs[float32]{
 		gemmOperands: gemmOperands[float32]{
 			transA: !w.rows, transB: transB, m: w.m, n: n, k: w.words, a: w.dst, lda: w.ldd,
@@ -71,6 +80,18 @@ func (w *pairArgs) multiply(transB bool, n int, alpha float32, b pairSource, bet
 	}
 	g.compute()
 	w.units = 0
+	if b.split {
+		multiplyOutside(&g)
+		giveScratch(b.tops)
+	}
+}
+
+// free gives back what wordsOf took.
+func (w *pairArgs) free() {
+	giveScratch(w.dst)
+	if w.src.split {
+		giveScratch(w.src.tops)
+	}
 }
 
 // pairProduct computes C = alpha op(A) B + beta C on the calling goroutine, with A
@@ -117,6 +138,10 @@ func pairWordsUnit(a *pairArgs, unit int) {
 	if a.k == 0 {
 		return
 	}
+	if a.src.split {
+		a.splitUnit(unit)
+		return
+	}
 	p := unit * pairUnit // the first word, where A is turned
 	rows := min(2*pairUnit, a.k-2*p)
 	switch {
@@ -152,6 +177,8 @@ type pairSource struct {
 	k      int       // of op(B): its rows
 	panels []float32 // of stored [n,k] as FillPanels writes them, or nil
 	direct bool      // a word is two numbers as they lie in memory, that of the smaller k in its low half
+	split  bool      // wide is split into three parts, for BF16x6
+	tops   []float32 // then the largest magnitude of each row of op(A), or column of op(B), as integers order them
 }
 
 // words are the stored numbers of a row by twos.
@@ -187,6 +214,10 @@ func (s *pairSource) rows(dst []float32, ldd, at, rows, cols int) {
 // pack writes words p..p+kc of columns j..j+cols into a panel [kc, nr] and fills
 // what is beyond with zeros.
 func (s *pairSource) pack(panel []float32, turned bool, p, kc, j, cols, nr int) {
+	if s.split {
+		s.packSplit(panel, turned, p, kc, j, cols, nr)
+		return
+	}
 	n := min(2*kc, s.k-2*p)
 	words := ceilDiv(n, 2)
 	if s.panels != nil {

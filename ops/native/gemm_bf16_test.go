@@ -262,7 +262,9 @@ func TestBF16ManyRows(t *testing.T) {
 	})
 }
 
-func BenchmarkBF16(b *testing.B) {
+// benchProducts times products of float32, large ones, then the demo model's: run
+// gives its rate for op(x) op(w).
+func benchProducts(b *testing.B, run func(b *testing.B, transA, transB bool, m, n, k int, x []float32, lda int, w []float32, ldb int, y []float32)) {
 	for _, c := range []struct {
 		transA, transB bool
 		m, n, k        int
@@ -273,7 +275,6 @@ func BenchmarkBF16(b *testing.B) {
 	} {
 		b.Run(fmt.Sprintf("%s/tA=%v,tB=%v/%dx%dx%d", GemmKernel(), c.transA, c.transB, c.m, c.n, c.k), func(b *testing.B) {
 			r := rand.New(rand.NewPCG(1, 1))
-			x, w, y := normals[float32](r, c.m*c.k), normals[float32](r, c.n*c.k), make([]float32, c.m*c.n)
 			lda, ldb := c.k, c.n
 			if c.transA {
 				lda = c.m
@@ -281,15 +282,19 @@ func BenchmarkBF16(b *testing.B) {
 			if c.transB {
 				ldb = c.k
 			}
-			s := fastest(b, func() {
-				bf16Products(c.transA, c.transB, c.m, c.n, c.k, 1, x, lda, w, ldb, 0, y, c.n, y, c.n)
-			})
-			b.ReportMetric(2*float64(c.m*c.n*c.k)/s/1e9, "GFLOP/s")
-			sx, sw := storedBF16(x), storedBF16(w)
-			s = fastest(b, func() { BF16MatMul(y, sx, sw, c.m, c.n, c.k, c.transA, c.transB) })
-			b.ReportMetric(2*float64(c.m*c.n*c.k)/s/1e9, "GFLOP/s-stored")
+			run(b, c.transA, c.transB, c.m, c.n, c.k, normals[float32](r, c.m*c.k), lda, normals[float32](r, c.n*c.k), ldb, make([]float32, c.m*c.n))
 		})
 	}
+}
+
+func BenchmarkBF16(b *testing.B) {
+	benchProducts(b, func(b *testing.B, transA, transB bool, m, n, k int, x []float32, lda int, w []float32, ldb int, y []float32) {
+		s := fastest(b, func() { bf16Products(transA, transB, m, n, k, 1, x, lda, w, ldb, 0, y, n, y, n) })
+		b.ReportMetric(2*float64(m*n*k)/s/1e9, "GFLOP/s")
+		sx, sw := storedBF16(x), storedBF16(w)
+		s = fastest(b, func() { BF16MatMul(y, sx, sw, m, n, k, transA, transB) })
+		b.ReportMetric(2*float64(m*n*k)/s/1e9, "GFLOP/s-stored")
+	})
 }
 
 // TestBF16RowAloneIsBitEqual: a row on a stored weight has the bits it has among

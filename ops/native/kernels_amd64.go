@@ -138,3 +138,9 @@ func pairRowStored(dst *float32, src *uint16, n int)
 
 //go:noescape
 func pairRowsStored(dst *float32, ldd int, src *uint16, lds, rows, cols int)
+
+//go:noescape
+func splitRow(dst, src *float32, n int) (top uint32)
+
+//go:noescape
+func splitRows(dst, src *float32, lds, rows, cols int, tops *float32)

@@ -61,6 +61,10 @@ func pairRowStored(dst *float32, src *uint16, n int) {}
 
 func pairRowsStored(dst *float32, ldd int, src *uint16, lds, rows, cols int) {}
 
+func splitRow(dst, src *float32, n int) (top uint32) { return 0 }
+
+func splitRows(dst, src *float32, lds, rows, cols int, tops *float32) {}
+
 func softmaxBF16(words, s *float32, blocks, from, to int, m, slack float32) (base float32, sum float64) {
 	return 0, 0
 }
