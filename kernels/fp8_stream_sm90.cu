@@ -5,10 +5,11 @@
 // 2 3 10 11 4 5 12 13 6 7 14 15.
 // fp8_stream_e4m3: x in E4M3 too, w in its natural order; the partial sum of each 128 k is added up in f32 registers.
 // fp8_stream_coding_TYPE: the same for M up to 8 with x in bf16 or f16, which each block codes for itself, a step for each row.
-// With _alone in the name, a block has rows of its own. With _block, w has a step for each 128 rows by 128 k, and partial sums of 128 k are scaled and added up.
-// Epilogue: steps of rows and columns, + bias[N] (of the type of a 16-bit x, else f32), + residual[M,N] of the result's type, one rounding to bf16, f16 or
-// f32; or to E4M3 codes with a step of their own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: the
-// ring. sm_90a only; empty elsewhere. It needs local memory: 40 bytes.
+// With _alone in the name, a block has rows of its own; with _halves, for many rows, each warpgroup has of what two blocks share.
+// With _block, w has a step for each 128 rows by 128 k, and partial sums of 128 k are scaled and added up. Epilogue: steps of rows and
+// columns, + bias[N] (of the type of a 16-bit x, else f32), + residual[M,N] of the result's type, one rounding to bf16, f16 or f32; or
+// to E4M3 codes with a step of their own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: the ring. sm_90a
+// only; empty elsewhere. It needs local memory: 40 bytes.
 #include "stream.cuh"
 
 #ifdef SEAFAN_HOPPER
@@ -127,40 +128,43 @@ template <int COLS, bool BLOCK> struct Both {
     }
   }
 };
-#define BODY(COLS, DUAL, ALONE, ...) stream<__VA_ARGS__, COLS, DUAL, ALONE>(x, w, p)
+#define BODY(COLS, DUAL, FORM, ...) stream<__VA_ARGS__, COLS, DUAL, FORM>(x, w, p)
 #else
-#define BODY(COLS, DUAL, ALONE, ...)
+#define BODY(COLS, DUAL, FORM, ...)
 #endif
 
-#define KERNEL(NAME, COLS, DUAL, ALONE, ...)                                                                         \
-  extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x,      \
-                                                                         const __grid_constant__ CUtensorMap w,      \
-                                                                         const __grid_constant__ Params p) {         \
-    BODY(COLS, DUAL, ALONE, __VA_ARGS__);                                                                            \
+#define KERNEL(NAME, COLS, DUAL, FORM, ...)                                                                     \
+  extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x, \
+                                                                         const __grid_constant__ CUtensorMap w, \
+                                                                         const __grid_constant__ Params p) {    \
+    BODY(COLS, DUAL, FORM, __VA_ARGS__);                                                                        \
   }
-#define WEIGHTS(T, COLS)                                                                 \
-  KERNEL(T##_##COLS, COLS, false, false, Weights<T, COLS, false>)                        \
-  KERNEL(T##_##COLS##_swiglu, COLS, true, false, Weights<T, COLS, false>)                \
-  KERNEL(T##_##COLS##_block, COLS, false, false, Weights<T, COLS, true>)                 \
-  KERNEL(T##_##COLS##_block_swiglu, COLS, true, false, Weights<T, COLS, true>)
-#define BOTH(COLS)                                                                       \
-  KERNEL(e4m3_##COLS, COLS, false, false, Both<COLS, false>)                             \
-  KERNEL(e4m3_##COLS##_swiglu, COLS, true, false, Both<COLS, false>)                     \
-  KERNEL(e4m3_##COLS##_alone, COLS, false, true, Both<COLS, false>)                      \
-  KERNEL(e4m3_##COLS##_alone_swiglu, COLS, true, true, Both<COLS, false>)                \
-  KERNEL(e4m3_##COLS##_block, COLS, false, false, Both<COLS, true>)                      \
-  KERNEL(e4m3_##COLS##_block_swiglu, COLS, true, false, Both<COLS, true>)
-#define CODING(T, NAME, DUAL, ALONE)                                                                                   \
+#define WEIGHTS_IN(T, COLS, FORM, NAME)                                             \
+  KERNEL(T##_##COLS##NAME, COLS, false, FORM, Weights<T, COLS, false>)              \
+  KERNEL(T##_##COLS##NAME##_swiglu, COLS, true, FORM, Weights<T, COLS, false>)      \
+  KERNEL(T##_##COLS##NAME##_block, COLS, false, FORM, Weights<T, COLS, true>)       \
+  KERNEL(T##_##COLS##NAME##_block_swiglu, COLS, true, FORM, Weights<T, COLS, true>)
+#define WEIGHTS(T, COLS)               \
+  WEIGHTS_IN(T, COLS, Turns, )         \
+  WEIGHTS_IN(T, COLS, Halves, _halves)
+#define BOTH(COLS)                                                         \
+  KERNEL(e4m3_##COLS, COLS, false, Turns, Both<COLS, false>)               \
+  KERNEL(e4m3_##COLS##_swiglu, COLS, true, Turns, Both<COLS, false>)       \
+  KERNEL(e4m3_##COLS##_alone, COLS, false, Alone, Both<COLS, false>)       \
+  KERNEL(e4m3_##COLS##_alone_swiglu, COLS, true, Alone, Both<COLS, false>) \
+  KERNEL(e4m3_##COLS##_block, COLS, false, Turns, Both<COLS, true>)        \
+  KERNEL(e4m3_##COLS##_block_swiglu, COLS, true, Turns, Both<COLS, true>)
+#define CODING(T, NAME, DUAL, FORM)                                                                                    \
   extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_coding_##NAME(const __grid_constant__ CUtensorMap w, \
                                                                                 const __grid_constant__ Rows<T> x,     \
                                                                                 const __grid_constant__ Params p) {    \
-    BODY(16, DUAL, ALONE, Both<16, false>);                                                                            \
+    BODY(16, DUAL, FORM, Both<16, false>);                                                                             \
   }
-#define CODINGS(T)                              \
-  CODING(T, T##_16, false, false)               \
-  CODING(T, T##_16_swiglu, true, false)         \
-  CODING(T, T##_16_alone, false, true)          \
-  CODING(T, T##_16_alone_swiglu, true, true)
+#define CODINGS(T)                            \
+  CODING(T, T##_16, false, Turns)             \
+  CODING(T, T##_16_swiglu, true, Turns)       \
+  CODING(T, T##_16_alone, false, Alone)       \
+  CODING(T, T##_16_alone_swiglu, true, Alone)
 WEIGHTS(bf16, 16)
 WEIGHTS(bf16, 32)
 WEIGHTS(bf16, 64)

@@ -32,20 +32,20 @@ template <class T, int COLS> struct Plain {
     release();
   }
 };
-#define BODY(T, COLS, DUAL, ALONE) stream<Plain<T, COLS>, COLS, DUAL, ALONE>(x, w, p)
+#define BODY(T, COLS, DUAL, FORM) stream<Plain<T, COLS>, COLS, DUAL, FORM>(x, w, p)
 #else
-#define BODY(T, COLS, DUAL, ALONE)
+#define BODY(T, COLS, DUAL, FORM)
 #endif
 
-#define KERNEL(T, COLS, DUAL, ALONE, NAME)                                                                              \
+#define KERNEL(T, COLS, DUAL, FORM, NAME)                                                                               \
   extern "C" __global__ void __launch_bounds__(288, 1) gemm_stream_sm90_##T##_##COLS##NAME(                             \
       const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ Params p) { \
-    BODY(T, COLS, DUAL, ALONE);                                                                                         \
+    BODY(T, COLS, DUAL, FORM);                                                                                          \
   }
-#define STREAM(T, COLS)                 \
-  KERNEL(T, COLS, false, false, )       \
-  KERNEL(T, COLS, false, true, _alone)  \
-  KERNEL(T, COLS, true, false, _swiglu)
+#define STREAM(T, COLS)                  \
+  KERNEL(T, COLS, false, Turns, )        \
+  KERNEL(T, COLS, false, Alone, _alone)  \
+  KERNEL(T, COLS, true, Turns, _swiglu)
 #define STREAMS(T) \
   STREAM(T, 8)     \
   STREAM(T, 16)    \

@@ -3,10 +3,11 @@
 // The roles are swapped: rows of w are the rows of the wgmma tile and the COLS tokens its columns. One warp of a block keeps a ring
 // of stages filled (128 bytes of k of a tile's rows, and of x), from which two warpgroups multiply. A tile is `pair` wgmma tiles of
 // up to 64 rows of w each, of which the first `rows` count.
-// ALONE, for many rows: a block owns `tiles` tiles and all of their k, and a warpgroup half of a tile's wgmma tiles.
-// Otherwise a cluster of two blocks owns them. Each block takes half of k, of whose stages the warpgroups take turns, and at the
-// end of a tile each of the four warpgroups of the cluster gets a quarter of the sums from the other three through distributed
-// shared memory, adds them up in an order that is the same for all four, and finishes them.
+// Alone, for many rows, a block owns `tiles` tiles and all of their k, and a warpgroup half of a tile's wgmma tiles.
+// Otherwise a cluster of two blocks owns them, and each block takes half of k. With Turns the warpgroups of a block take turns of
+// its stages, and at the end of a tile each of the four warpgroups of the cluster gets a quarter of the sums from the other three
+// through distributed shared memory, adds them up in an order that is the same for all four, and finishes them. With Halves, for many
+// rows, a warpgroup has two of four wgmma tiles, whose sums it shares with its twin of the other block.
 // The cuts depend on N and K, not on M, so a token's sums do not depend on how many tokens share the launch.
 // Weights never depend on the launch in front: the ring is full of them before that has ended.
 // With DUAL, w is [2F,K]: the first wgmma tile is of the first half and the second the matching rows of the second, and y[M,F]
@@ -27,6 +28,7 @@ struct Params {
   int rows, pair, tiles, stages;  // of a wgmma tile that count, a multiple of 8; wgmma tiles of a tile; of a cluster or block; of the ring
 };
 constexpr int MAX_STAGES = 24, CLUSTER = 2;
+enum Form { Turns, Halves, Alone };
 }  // namespace
 
 #ifdef SEAFAN_HOPPER
@@ -55,20 +57,21 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 // step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the second wgmma tile, unless `second` is 0, lies
 // that many bytes behind the first) and calls release when it no longer reads the stage; LATE, whether it leaves products under way
 // and means the stage before; and dispatch(out, f), which calls f with the types of the result and of the residual.
-template <class Math, int COLS, bool DUAL, bool ALONE, class Source>
+template <class Math, int COLS, bool DUAL, Form FORM, class Source>
 __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& wmap, const Params& p) {
-  constexpr bool CODING = IsRows<Source>::value;
-  // A quarter of a warpgroup's sums: floats of a thread for each of the two wgmma tiles, bytes. Blocks that share the k of a tile.
-  constexpr int PART = COLS == 8 ? 1 : COLS / 8, PART_BYTES = PART * 2 * 4 * 128, BLOCKS = ALONE ? 1 : CLUSTER;
+  constexpr bool CODING = IsRows<Source>::value, ALONE = FORM == Alone, HALVES = FORM == Halves, OWN = ALONE || HALVES;
+  // What a warpgroup gets of another's sums: floats of a thread for each of the two wgmma tiles, bytes. From how many. Blocks that share
+  // the k of a tile.
+  constexpr int PART = OWN ? COLS / 4 : COLS == 8 ? 1 : COLS / 8, PART_BYTES = PART * 2 * 4 * 128, SENDERS = OWN ? 1 : 3, BLOCKS = ALONE ? 1 : CLUSTER;
   constexpr int BK = Math::BK, X = Math::XTILES * COLS * 128;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES], received[2], freed[2], coded;
+  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES], received[2], freed[2], coded;  // the last: every warp has coded its part of the rows
   __shared__ float x_steps[Math::STEPS ? COLS : 1];
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int W = p.rows * p.pair * 128, STAGE = W + X;
   const int rank = blockIdx.x % BLOCKS, owner = blockIdx.x / BLOCKS;
-  unsigned char* sums = ring + p.stages * STAGE;  // of each warpgroup: from the three behind it, float2 or float4 [PART / 2][128]; ALONE, its own
-  unsigned char* rows = sums + (ALONE ? p.pair * COLS * 128 : 6 * PART_BYTES);  // codes [m][count * BK], what they are made of
+  unsigned char* sums = ring + p.stages * STAGE;  // of each warpgroup: from the three behind it, float2 or float4 [PART / 2][128]; else float2 or float4 [tiles][2][PART / 4][128]
+  unsigned char* rows = sums + (OWN ? p.pair * COLS * 128 : 6 * PART_BYTES);  // codes [m][count * BK], what they are made of
   const int steps = (p.k + BK - 1) / BK, k_first = steps * rank / BLOCKS, count = steps * (rank + 1) / BLOCKS - k_first;
   const int tile_rows = p.rows * p.pair / (DUAL ? 2 : 1), row_first = owner * p.tiles * tile_rows;
   int tiles = 1;
@@ -91,21 +94,21 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
       if (++s == count) s = 0, tile++;
     }
   };
-  if (threadIdx.x == (ALONE ? 256 : 0)) {
+  if (threadIdx.x == (OWN ? 256 : 0)) {
     prefetch_map(&wmap);
     if constexpr (!CODING) prefetch_map(&source);
-    if (CODING) barrier_init(&coded, 1);
+    if (CODING) barrier_init(&coded, 8);
     for (int i = 0; i < p.stages; i++) {
       barrier_init(full + i, CODING ? 2 : 1);
-      barrier_init(empty + i, ALONE ? 2 : 1);
+      barrier_init(empty + i, OWN ? 2 : 1);
     }
     for (int i = 0; i < 2 && !ALONE; i++) {
       barrier_init(received + i, 1);
-      barrier_init(freed + i, 3);
+      barrier_init(freed + i, SENDERS);
     }
     barrier_init_fence();
-    for (int i = 0; i < 2 && !ALONE; i++) barrier_expect(received + i, 3 * PART_BYTES);
-    if (ALONE) prime();  // before all else; with few rows of w, thus the other form, the launch in front would end later
+    for (int i = 0; i < 2 && !ALONE; i++) barrier_expect(received + i, SENDERS * PART_BYTES);
+    if (OWN) prime();  // before all else; with few rows of w, thus the other form, the launch in front would end later
   }
   __syncwarp();
   __syncthreads();
@@ -126,29 +129,29 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   };
   if (!ALONE) cluster_arrive();
   if (loads) {
-    if (!ALONE) prime();
+    if (!OWN) prime();
     if constexpr (!CODING) {
       grid_block();
       for (int slot = 0, s = 0; slot < primed; slot++) {
         load_x(s, slot);
         if (++s == count) s = 0;
       }
+    } else {
+      for (int slot = threadIdx.x % 32; slot < primed; slot += 32) barrier_arrive(full + slot);  // in place of x, for which all wait below
     }
   } else if (!loader) {
     if constexpr (CODING) {
-      code_rows(Coded{rows, ring + W, count, primed, STAGE}, x_steps, source, p.m, p.k, k_first * BK, rows + p.m * count * BK, &coded);
+      code_rows(Coded{rows, ring + W, count, primed, STAGE}, x_steps, source, p.m, p.k, k_first * BK, rows + p.m * count * BK);
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      __syncwarp();  // a call returns lane by lane
+      if (threadIdx.x % 32 == 0) barrier_arrive(&coded);
     } else {
       grid_block();
     }
   }
-  __syncwarp();  // a call returns lane by lane, and barriers are for whole warps
-  if (CODING) __syncthreads();
+  if (CODING) barrier_wait(&coded, 0);
+  __syncwarp();
   if (loader) {
-    if (CODING) {
-      for (int slot = threadIdx.x % 32; slot < primed; slot += 32) barrier_arrive(full + slot);
-      __syncwarp();
-    }
     if (!ALONE) cluster_wait();  // racecheck takes an arrival for one when the thread waits or ends
     if (loads) {
       int tile = count ? primed / count : 0, s = count ? primed % count : 0, slot = primed == p.stages ? 0 : primed, parity = 0;
@@ -170,10 +173,11 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   const int wg = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int mine = threadIdx.x % 128;
   // A warpgroup's first stage and the way to the next, its part of a stage's rows, where those of its second wgmma tile begin.
-  constexpr int TURN = ALONE ? 1 : 2;
-  const int start = ALONE ? 0 : wg, above = ALONE ? wg * p.rows : 0;
-  const uint32_t second = ALONE ? (DUAL ? 2 * p.rows * 128 : 0) : p.pair == 2 ? p.rows * 128 : 0;
-  auto step_of = [&](long row, bool live) { return Math::STEPS && p.steps.w && live ? p.steps.w[row * p.steps.w_row] : 1.f; };
+  constexpr int TURN = OWN ? 1 : 2;
+  const int start = OWN ? 0 : wg, above = OWN ? wg * p.rows : 0;
+  const uint32_t second = OWN ? (HALVES || DUAL ? 2 * p.rows * 128 : 0) : p.pair == 2 ? p.rows * 128 : 0;
+  auto apart = [&]() { return ALONE ? 8 : HALVES ? 2 * p.rows : p.rows; };  // the two rows of w that a thread finishes
+  auto w_step = [&](long row, bool live) { return Math::STEPS && p.steps.w && live ? p.steps.w[row * p.steps.w_row] : 1.f; };
   auto bias_of = [&](int c, bool live) { return p.sink.bias && live ? to_float(((const typename Math::Bias*)p.sink.bias)[c]) : 0.f; };
   auto residual_of = [&](auto type, int r, int c) { return p.sink.residual && r < p.m ? to_float(((const decltype(type)*)p.sink.residual)[r * p.sink.residual_stride + c]) : 0.f; };
   float amax = 0.f;
@@ -193,16 +197,16 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   int slot = start % p.stages, parity = start / p.stages & 1, at = start, held = -1;
   for (int tile = 0; tile < tiles; tile++) {
     const int row = row_first + tile * tile_rows + above;
-    const int line = warp * 16 + g + rank * 8, c = row + line;  // what this thread finishes; ALONE, also 8 behind it
-    const bool live[2] = {line < p.rows && c < p.n, ALONE ? line + 8 < p.rows && c + 8 < p.n : line < p.rows && p.pair == 2 && c + p.rows < p.n};
+    const int line = warp * 16 + g + rank * 8, c = row + line;  // what this thread finishes first
+    const bool live[2] = {line < p.rows && c < p.n, ALONE ? line + 8 < p.rows && c + 8 < p.n : line < p.rows && (HALVES || p.pair == 2) && c + apart() < p.n};
     float fw[2], fz[2], bias[2];
     auto columns_of_w = [&]() {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const int next = c + i * (ALONE ? 8 : p.rows);
-        fw[i] = DUAL && !ALONE && i ? step_of(c + p.n, live[0]) : step_of(next, live[i]);
-        fz[i] = DUAL && ALONE ? step_of(next + p.n, live[i]) : 1.f;
-        bias[i] = bias_of(next, live[i] && (ALONE || !DUAL || !i));
+        const int next = c + i * apart();
+        fw[i] = DUAL && !OWN && i ? w_step(c + p.n, live[0]) : w_step(next, live[i]);
+        fz[i] = DUAL && OWN ? w_step(next + p.n, live[i]) : 1.f;
+        bias[i] = bias_of(next, live[i] && (OWN || !DUAL || !i));
       }
     };
     if (ALONE || COLS < 64) columns_of_w();  // ahead of the stages where there are registers for it
@@ -212,19 +216,19 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
 #pragma unroll
       for (int j = 0; j < COLS / 2; j++) d[i][j] = 0.f;
     for (int s = start; s < count; s += TURN) {
-      if (!ALONE)
+      if (!OWN)
         for (slot += tile * count + s - at, at = tile * count + s; slot >= p.stages; slot -= p.stages) parity ^= 1;
       barrier_wait(full + slot, parity);
       const uint32_t stage = shared_address(ring + slot * STAGE);
       Math::step(
           d, stage + above * 128, stage + W, second, [&]() { if (mine == 0 && (!Math::LATE || held >= 0)) barrier_arrive(empty + (Math::LATE ? held : slot)); },
           [&](int i, int half) {
-            const int c = min(row + (DUAL ? 0 : i * p.rows) + warp * 16 + g + half * 8, p.n - 1) + (DUAL && i ? p.n : 0);
+            const int c = min(row + (DUAL ? 0 : i * apart()) + warp * 16 + g + half * 8, p.n - 1) + (DUAL && i ? p.n : 0);
             return p.steps.wk ? p.steps.wk[(long)(c / 128) * p.steps.wk_row + k_first + s] : 1.f;
           },
           [&](int j) { return p.steps.xk ? p.steps.xk[min(j / 2 * 8 + 2 * t + j % 2, p.m - 1) * (long)p.steps.xk_row + k_first + s] : 1.f; });
       held = slot;
-      if (ALONE && ++slot == p.stages) slot = 0, parity ^= 1;
+      if (OWN && ++slot == p.stages) slot = 0, parity ^= 1;
     }
     if (Math::LATE) {
       wgmma_wait<0>();
@@ -233,40 +237,66 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
       if (mine == 0 && held >= 0) barrier_arrive(empty + held);
       held = -1;
     }
-    if constexpr (ALONE) {
-      // Rows 8 half and on of every 16, one half after the other, by a loop over what each thread has put aside: what runs once a
-      // tile comes from memory instruction by instruction.
-      constexpr int MINE = COLS / 4, VECTOR = MINE < 4 ? MINE : 4;
+    if constexpr (OWN) {
+      // Rows 8 half and on of every 16; in two blocks they are block half's. Then by a loop over what each thread has put aside: what
+      // runs once a tile comes from memory instruction by instruction.
+      constexpr int VECTOR = PART < 4 ? PART : 4;
       struct alignas(VECTOR * 4) Vector { float v[VECTOR]; };
+      auto part = [&](int half, int i, int q) { return half ? d[i][q / 2 * 4 + 2 + q % 2] : d[i][q / 2 * 4 + q % 2]; };
       auto aside = [&](int i, int q) { return (Vector*)(sums + (i * 2 + wg) * COLS * 128 + q * 512) + mine; };
-#pragma unroll 1
-      for (int half = 0; half < 2; half++) {
+      if constexpr (HALVES) {
+        if (tile) barrier_wait(freed + wg, (tile - 1) & 1);
+        const uint32_t dst = remote_address(aside(0, 0), rank ^ 1), bar = remote_address(received + wg, rank ^ 1);
 #pragma unroll
-        for (int i = 0; i < (DUAL ? 2 : 1); i++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
-          for (int q = 0; q < MINE; q += VECTOR) {
-            Vector f;
+          for (int q = 0; q < PART; q += 4) store_remote(dst + i * COLS * 256 + q * 512, part(rank ^ 1, i, q), part(rank ^ 1, i, q + 1), part(rank ^ 1, i, q + 2), part(rank ^ 1, i, q + 3), bar);
+        if (COLS >= 64) columns_of_w();
+        barrier_wait(received + wg, tile & 1);
+        if (mine == 0 && tile + 1 < tiles) barrier_expect(received + wg, PART_BYTES);
 #pragma unroll
-            for (int e = 0; e < VECTOR; e++) f.v[e] = half ? d[i][(q + e) / 2 * 4 + 2 + e % 2] : d[i][(q + e) / 2 * 4 + e % 2];
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+          for (int q = 0; q < PART; q += VECTOR) {
+            Vector f = *aside(i, q);
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++) f.v[e] += part(rank, i, q + e);
             *aside(i, q) = f;
           }
-        const float fu = half ? fw[1] : fw[0], fv = half ? fz[1] : fz[0], b = half ? bias[1] : bias[0];
-        const int here = c + half * 8;
+      }
+#pragma unroll 1
+      for (int pass = 0; pass < (HALVES && DUAL ? 1 : 2); pass++) {
+        if (ALONE)
+#pragma unroll
+          for (int i = 0; i < (DUAL ? 2 : 1); i++)
+#pragma unroll
+            for (int q = 0; q < PART; q += VECTOR) {
+              Vector f;
+#pragma unroll
+              for (int e = 0; e < VECTOR; e++) f.v[e] = part(pass, i, q + e);
+              *aside(i, q) = f;
+            }
+        const float fu = pass ? fw[1] : fw[0], fv = pass ? fz[1] : fz[0], b = pass ? bias[1] : bias[0];
+        const int here = c + pass * apart();
         auto finish = [&](auto out, auto residual) {
 #pragma unroll 1
-          for (int q = 0; q < MINE; q += VECTOR) {
+          for (int q = 0; q < PART; q += VECTOR) {
             auto column = [&](int e) { return (q + e) / 2 * 8 + 2 * t + e % 2; };
             float more[VECTOR];  // in front of the stores, as below
 #pragma unroll
             for (int e = 0; e < VECTOR; e++) more[e] = residual_of(residual, column(e), here);
-            const Vector u = *aside(0, q), z = *aside(DUAL ? 1 : 0, q);
+            const Vector u = *aside(HALVES ? pass : 0, q), z = *aside(DUAL ? 1 : 0, q);
 #pragma unroll
             for (int e = 0; e < VECTOR; e++)
               if (column(e) < p.m) result(out, column(e), here, u.v[e], z.v[e], fu, fv, b, more[e]);
           }
         };
-        if (half ? live[1] : live[0]) Math::dispatch(p.sink.out, finish);
+        if (pass ? live[1] : live[0]) Math::dispatch(p.sink.out, finish);
         __syncwarp();
+      }
+      if (HALVES && tile + 1 < tiles) {
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + wg) : "memory");
+        if (mine == 0) barrier_arrive_remote(freed + wg, rank ^ 1);
       }
     } else {
       // Rows 8 half and on of every 16 are block half's, half of the columns each warpgroup's of it.

@@ -10,7 +10,7 @@ template <class T> struct Rows {
   const T* x;
   const T* w;  // weights of a norm, optional: x / sqrt(mean(x^2) + eps) * (w + unit) in the type of x is coded
   long stride;
-  int block;  // half of the packs of a row in whole warps: the threads of a norm kernel, whose sums have the same order
+  int block;  // threads of the norm kernel whose sums have the same order; thread v has packs v and v + block
   float eps, unit;
 };
 template <class X> struct IsRows { static constexpr bool value = false; };
@@ -24,29 +24,26 @@ struct Coded {
   int stages, primed, slot;
 };
 
-__device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
-}
-
 // Codes of columns from `first` on of rows [m,k], zeros behind k, and the steps, by 256 threads with barrier 3, behind the launch in
-// front. m is up to 8. space holds the rows, and the weights of a norm; bar is for one arrival.
+// front. m is up to 8. space holds the rows, and the weights of a norm.
 // A call: behind its branches in line, the compiler serialises the wgmma instructions.
-template <class T> __device__ __noinline__ void code_rows(Coded to, float* steps, Rows<T> x, int m, int k, int first, unsigned char* space, uint64_t* bar) {
+template <class T> __device__ __noinline__ void code_rows(Coded to, float* steps, Rows<T> x, int m, int k, int first, unsigned char* space) {
   __shared__ float sums[8][32], largest_of[2][8];
   int each = 256;  // threads of a row
   while (each * m > 256) each /= 2;
   const int r = threadIdx.x / each, i = threadIdx.x % each, lane = threadIdx.x % 32, warp = threadIdx.x / 32, cols = r < m ? k : 0;
   T *mem = (T*)space, *row = mem + r * k, *w = mem + m * k;
-  if (threadIdx.x == 0) {
-    barrier_expect(bar, (m + (x.w != nullptr)) * k * sizeof(T));
-    if (x.w) copy_bulk(w, x.w, k * sizeof(T), bar);
+  if (x.w) {
+#pragma unroll 1
+    for (int c = threadIdx.x * 8; c < k; c += 2048) fetch8((Eight<T>*)(w + c), x.w + c, 8, true);
   }
   grid_block();
-  if (threadIdx.x == 0)
-    for (int j = 0; j < m; j++) copy_bulk(mem + j * k, x.x + j * x.stride, k * sizeof(T), bar);
-  barrier_wait(bar, 0);
+#pragma unroll 1
+  for (int c = i * 8; c < cols; c += each * 8) fetch8((Eight<T>*)(row + c), x.x + r * x.stride + c, 8, true);
+  fetched();
   float scale = 0.f;
   if (x.w) {
+    asm volatile("bar.sync 3, 256;" ::: "memory");  // without a norm a thread first reads what it has copied itself
 #pragma unroll 1
     for (int v = i; v - lane < x.block; v += each) {  // as thread v of a norm kernel: packs v and v + block
       float squares = 0.f;
@@ -75,11 +72,10 @@ template <class T> __device__ __noinline__ void code_rows(Coded to, float* steps
     if (x.w) {
       Eight<T> g;
       g.p[0] = load16(w + c);
-      uint32_t* word = (uint32_t*)&e.p[0];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const float2 f = two(e, j), of_w = two(g, j);
-        word[j] = pack2<T>(f.x * scale * (of_w.x + x.unit), f.y * scale * (of_w.y + x.unit));
+        set_two(e, j, f.x * scale * (of_w.x + x.unit), f.y * scale * (of_w.y + x.unit));
       }
       store16(row + c, e.p[0]);
     }

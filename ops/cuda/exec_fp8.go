@@ -199,6 +199,9 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 	return c.fp8Product(g, &z, zw)
 }
 
+// widestCoded is the K up to which a product makes the codes of its one row: a launch in front is quicker beyond.
+const widestCoded = 8192
+
 // fp8Product launches a product with its scratch, behind the codes of its x and w when those are to be made, and a copy of a wide
 // x whose rows do not lie at multiples of 16 bytes. Codes of one row are the product's own to make: of more, a launch in front is
 // about as quick.
@@ -208,7 +211,7 @@ func (c *Call) fp8Product(g FP8Gemm, x, w *Quantize) error {
 	}
 	if x != nil {
 		g.XType = x.Type
-		if g.M == 1 && x.Dynamic && x.Steps.row() && x.Format == E4M3 && x.Margin == 0 && x.X.Addr%16 == 0 && g.codes(c.Target()) {
+		if g.M == 1 && g.K <= widestCoded && x.Dynamic && x.Steps.row() && x.Format == E4M3 && x.Margin == 0 && x.X.Addr%16 == 0 && g.codes(c.Target()) {
 			g.X, g.XSteps, g.Coding, x = x.X, FP8Steps{}, true, nil
 		} else {
 			g.XType, g.XSteps = x.Format, x.Steps

@@ -61,10 +61,9 @@ func (c *Call) launchCodes(z coded, l interface{ Launch(Queue) error }) error {
 // fuseNorm: a norm of one row and the one launch of products that reads it, where those make codes on their way. What the norm reads
 // must outlive that launch: else its result may lie there.
 func (p *program) fuseNorm(i int) (*Call, int, error) {
-	const widest = 8192 // a norm of its own is quicker beyond
 	norm := p.at(i)
 	o, ok := opOf[ops.RMSNormOp](norm)
-	if !ok || rowsOf(norm.In()[0].Type()) > 1 || lastDim(norm.In()[0].Type()) > widest || p.computedNode(norm.In()[1]) || p.needs(norm, 1) {
+	if !ok || rowsOf(norm.In()[0].Type()) > 1 || lastDim(norm.In()[0].Type()) > widestCoded || p.computedNode(norm.In()[1]) || p.needs(norm, 1) {
 		return nil, 0, nil
 	}
 	if z, ok := p.codesOf(norm, norm.In()[0].Type()); !ok || !z.steps.row() {

@@ -330,6 +330,20 @@ func TestProductsTakeTheirNormAlong(t *testing.T) {
 	}
 }
 
+// A product makes the codes of one row itself up to a K from which on a launch in front is quicker.
+func TestProductsCodeNarrowRows(t *testing.T) {
+	for k, launches := range map[int][]string{8192: {"fp8_stream_coding_bf16_16"}, 8208: {"fp8_rows_bf16_e4m3", "fp8_stream_e4m3_16"}} {
+		b := graph.New()
+		p := onHopper(t, b, ops.FP8WeightLinear(b.Input("x", dtype.Float32, 1, k), b.Param("w", 32, k), ops.FP8WeightLinearOp{Activations: ops.StepPerRow}))
+		require.Len(t, p.steps, 1)
+		var got []string
+		for _, q := range p.steps[0].queued {
+			got = append(got, q.launch.Kernel)
+		}
+		require.Equal(t, launches, got, "K %d", k)
+	}
+}
+
 // codingStatic is the static shared memory of the kernels that code their x; TestDeviceCodingStatic holds it to the images.
 const codingStatic = 1664
 

@@ -202,7 +202,14 @@ func (g FP8Gemm) tiled(q Queue) error {
 // stream is the kernel that reads the weights once, for few rows.
 func (g FP8Gemm) stream(q Queue) error {
 	columns := g.columns()
-	c, steps := cutStream(q.Target(), g.N, g.SwiGLU, !g.wide() && !g.blocked()), ceilDiv(g.K, 128)
+	many := alone
+	switch {
+	case g.wide():
+		many = inHalves
+	case g.blocked():
+		many = inTurns
+	}
+	c, steps := cutStream(q.Target(), g.N, g.SwiGLU, many), ceilDiv(g.K, 128)
 	x, w := g.maps(columns, c.box)
 	args, more := append(g.args(), g.sizes()...), 0
 	kind, width := "", columns*128*g.XType.Size()
@@ -215,7 +222,7 @@ func (g FP8Gemm) stream(q Queue) error {
 	} else {
 		args = append([]Arg{{"x", x}, {"w", w}}, args...)
 	}
-	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%s%v_%d%s%s", kind, g.XType, columns, c.form(), g.suffix()), columns, width, steps, more, g.Computed, args))
+	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%s%v_%d%s%s", kind, g.XType, columns, c.form, g.suffix()), columns, width, steps, more, g.Computed, args))
 }
 
 // widened writes w in the type of x to the scratch and multiplies that.

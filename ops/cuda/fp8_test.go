@@ -229,7 +229,14 @@ func fp8Cases() (cs []fp8Case) {
 		fp8Case{m: 3, n: 26000, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16},
 		fp8Case{m: 64, n: 26000, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16},
 		fp8Case{m: 16, n: 13000, k: 256, x: F16, w: E4M3, ws: row, out: F16, swiglu: true},
-		fp8Case{m: 40, n: 13000, k: 256, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, swiglu: true})
+		fp8Case{m: 40, n: 13000, k: 256, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, swiglu: true},
+		// Halves of two blocks' rows, one tile and several.
+		fp8Case{m: 64, n: 9003, k: 272, x: BF16, w: E4M3, ws: row, out: BF16, bias: true, residual: true},
+		fp8Case{m: 20, n: 9001, k: 144, x: F16, w: E4M3, ws: sq, out: F16, residual: true},
+		fp8Case{m: 33, n: 34000, k: 272, x: BF16, w: E4M3, ws: row, out: F32},
+		fp8Case{m: 5, n: 9000, k: 1144, x: BF16, w: E4M3, ws: row, out: E4M3, bias: true},
+		fp8Case{m: 64, n: 9088, k: 72, x: BF16, w: E4M3, ws: sq, out: BF16, swiglu: true},
+		fp8Case{m: 32, n: 17024, k: 144, x: F16, w: E4M3, ws: row, out: F16, swiglu: true})
 }
 
 // operand is a random matrix of codes on the device, and its values.
@@ -362,6 +369,7 @@ func TestDeviceFP8GemmRowAloneEqualsRowInBatch(t *testing.T) {
 	for _, c := range []fp8Case{
 		{n: 1800, x: E4M3, xs: row, ws: row}, {n: 1800, x: E4M3, xs: vec, ws: sq}, {n: 1800, x: E4M3, xs: row, ws: row, swiglu: true}, {n: 1800, x: BF16, ws: row}, {n: 1800, x: F16, ws: row, swiglu: true}, {n: 1800, x: BF16, ws: sq},
 		{n: 13000, x: E4M3, xs: row, ws: row}, {n: 13000, x: E4M3, xs: row, ws: row, swiglu: true}, // rows of a block's own
+		{n: 13000, x: BF16, ws: row}, {n: 13000, x: F16, ws: row, swiglu: true}, {n: 9088, x: BF16, ws: sq}, // halves of two blocks' rows
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			b := newBench(t)

@@ -123,9 +123,13 @@ func (g Gemm) tiled(q Queue) error {
 // stream is the kernel that reads the weights once, for few rows.
 func (g Gemm) stream(q Queue) error {
 	columns := g.columns()
-	c := cutStream(q.Target(), g.N, g.SwiGLU, !g.SwiGLU)
+	many := alone
+	if g.SwiGLU {
+		many = inTurns
+	}
+	c := cutStream(q.Target(), g.N, g.SwiGLU, many)
 	x, w := g.maps(columns, c.box)
-	name := fmt.Sprintf("gemm_stream_sm90_%v_%d%s", g.Type, columns, c.form())
+	name := fmt.Sprintf("gemm_stream_sm90_%v_%d%s", g.Type, columns, c.form)
 	if g.SwiGLU {
 		name += "_swiglu"
 	}
@@ -139,59 +143,52 @@ func (g Gemm) stream(q Queue) error {
 
 // streamCut is how a streaming kernel cuts its work: see stream.cuh. It does not depend on m.
 type streamCut struct {
+	form                streamForm
 	rows, pair, tiles   int // of a wgmma tile that count; wgmma tiles of a tile; tiles of an owner
-	blocks, owners, box int // that share the k of a tile and are an owner: 1 or streamCluster; owners; rows of w in a box
+	blocks, owners, box int // that share the k of a tile and are an owner; owners; rows of w in a box
 }
 
-// streamCluster is the most blocks that share the k of a tile.
-const streamCluster = 2
+// streamForm is how blocks and their warpgroups share tiles, and part of a kernel's name.
+type streamForm string
 
-// cutStream gives a block rows of its own where the kernel has that form and they fill wgmma tiles well enough: a stage of few rows
-// takes longer than its way from memory.
-func cutStream(gpu Target, n int, swiglu, alone bool) (c streamCut) {
+const (
+	inTurns  streamForm = ""
+	inHalves streamForm = "_halves"
+	alone    streamForm = "_alone"
+)
+
+// cutStream takes the form that a kernel has for many rows, if any, where there are enough of them: for alone, to fill wgmma tiles well,
+// since a stage of few rows takes longer than its way from memory; for inHalves, to save ends of tiles.
+func cutStream(gpu Target, n int, swiglu bool, many streamForm) streamCut {
 	const enough = 48
-	if c = cutAlone(gpu, n, swiglu); alone && c.rows >= enough {
+	halves := 1
+	if swiglu {
+		halves = 2
+	}
+	cut := func(form streamForm, blocks, pair int) streamCut {
+		each := ceilDiv(n, max(1, min(gpu.SMs/blocks, n/16))) // of an owner
+		c := streamCut{form: form, tiles: ceilDiv(each, 64*pair/halves), blocks: blocks}
+		tile, across := ceilDiv(each, c.tiles), pair/halves
+		if form == inTurns {
+			across = ceilDiv(tile, 64)
+		}
+		c.rows, c.pair = ceilDiv(tile, 8*across)*8, across*halves
+		c.box = c.rows * across
+		c.owners = ceilDiv(n, c.tiles*c.box)
 		return c
 	}
-	widest := 128 // columns of y in a tile
-	if swiglu {
-		widest = 64
+	c := cut(inTurns, 2, 2)
+	switch many {
+	case alone:
+		if own := cut(alone, 1, 2*halves); own.rows >= enough {
+			return own
+		}
+	case inHalves:
+		if c.tiles > 1 {
+			return cut(inHalves, 2, 4)
+		}
 	}
-	each := ceilDiv(n, max(1, min(gpu.SMs/streamCluster, n/16))) // of a cluster
-	c = streamCut{tiles: ceilDiv(each, widest), blocks: streamCluster}
-	tile := ceilDiv(each, c.tiles)
-	switch {
-	case swiglu:
-		c.rows, c.pair = ceilDiv(tile, 8)*8, 2
-		c.box = c.rows
-	default:
-		c.pair = ceilDiv(tile, 64)
-		c.rows = ceilDiv(tile, 8*c.pair) * 8
-		c.box = c.rows * c.pair
-	}
-	c.owners = ceilDiv(n, c.tiles*c.box)
 	return c
-}
-
-// cutAlone is a cut by blocks, with one wgmma tile for each warpgroup, two of SwiGLU.
-func cutAlone(gpu Target, n int, swiglu bool) streamCut {
-	each := ceilDiv(n, gpu.SMs)
-	c := streamCut{pair: 2, tiles: ceilDiv(each, 128), blocks: 1}
-	if swiglu {
-		c.pair = 4
-	}
-	c.rows = ceilDiv(ceilDiv(each, c.tiles), 16) * 8
-	c.box = 2 * c.rows
-	c.owners = ceilDiv(n, c.tiles*c.box)
-	return c
-}
-
-// form is the part of a kernel's name.
-func (c streamCut) form() string {
-	if c.blocks == 1 {
-		return "_alone"
-	}
-	return ""
 }
 
 // launch has as many stages of the ring as fit and as a block loads; x is the bytes of x in a stage, steps the stages along k, more
@@ -203,7 +200,7 @@ func (c streamCut) launch(gpu Target, kernel string, columns, x, steps, more int
 		aside += 1024 // the sums of rows that are coded
 	}
 	w, sums, turns := c.rows*c.pair*128, columns*768, 2
-	if c.blocks == 1 {
+	if c.form != inTurns {
 		sums, turns = columns*128*c.pair, 1
 	}
 	sums += more

@@ -12,8 +12,8 @@ func TestCutOfStreamedRowsCoversThemOnce(t *testing.T) {
 	gpu := Target{SMs: 132}
 	for n := 1; n < 140000; n += 1 + n/37 {
 		for _, swiglu := range []bool{false, true} {
-			for _, alone := range []bool{false, true} {
-				c := cutStream(gpu, n, swiglu, alone)
+			for _, many := range []streamForm{inTurns, inHalves, alone} {
+				c := cutStream(gpu, n, swiglu, many)
 				halves := 1
 				if swiglu {
 					halves = 2
@@ -23,9 +23,13 @@ func TestCutOfStreamedRowsCoversThemOnce(t *testing.T) {
 				require.Greater(t, n, (c.owners-1)*c.tiles*tile, "n %d: the last owner has rows, %+v", n, c)
 				require.LessOrEqual(t, c.owners*c.blocks, gpu.SMs, "n %d: one wave, %+v", n, c)
 				require.True(t, c.rows%8 == 0 && c.rows <= 64 && c.box <= 256 && c.box*halves == c.rows*c.pair, "n %d: %+v", n, c)
-				require.True(t, c.blocks == 2 || alone && c.rows >= 48, "n %d: %+v", n, c)
+				require.True(t, c.form == inTurns || c.form == many, "n %d: %+v", n, c)
+				require.True(t, c.form != alone || c.rows >= 48, "n %d: %+v", n, c)
+				require.True(t, c.form == inTurns || c.pair%2 == 0 && c.box == c.rows*c.pair/halves, "n %d: %+v", n, c)
 			}
 		}
 	}
-	require.Equal(t, streamCut{rows: 56, pair: 2, tiles: 1, blocks: 1, owners: 128, box: 112}, cutStream(gpu, 14336, false, true))
+	require.Equal(t, streamCut{form: alone, rows: 56, pair: 2, tiles: 1, blocks: 1, owners: 128, box: 112}, cutStream(gpu, 14336, false, alone))
+	require.Equal(t, streamCut{form: inHalves, rows: 56, pair: 4, tiles: 1, blocks: 2, owners: 64, box: 224}, cutStream(gpu, 14336, false, inHalves))
+	require.Equal(t, streamCut{rows: 64, pair: 1, tiles: 1, blocks: 2, owners: 64, box: 64}, cutStream(gpu, 4096, false, inHalves))
 }
