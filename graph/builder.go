@@ -175,13 +175,19 @@ type Node struct {
 	value []byte // of a constant
 }
 
-// Name is unique in the graph: the scope and the label.
-func (n *Node) Name() string {
+// some is n, and an empty node for nil, which Out and Node return for a name
+// that there is not.
+func (n *Node) some() *Node {
 	if n == nil {
-		return ""
+		return &noNode
 	}
-	return n.name
+	return n
 }
+
+var noNode Node // never written to
+
+// Name is unique in the graph: the scope and the label.
+func (n *Node) Name() string { return n.some().name }
 
 // text is n in an error.
 func (n *Node) text() string {
@@ -201,22 +207,14 @@ func (n *Node) String() string {
 
 // Label is the name inside the scope.
 func (n *Node) Label() string {
-	if n == nil {
-		return ""
-	}
-	return strings.TrimPrefix(strings.TrimPrefix(n.name, n.scope), ".")
+	return strings.TrimPrefix(strings.TrimPrefix(n.Name(), n.Scope()), ".")
 }
 
 // Scope is the path that the node was built under.
-func (n *Node) Scope() string { return n.scope }
+func (n *Node) Scope() string { return n.some().scope }
 
 // Type is the element type and shape, for the caller to keep and change.
-func (n *Node) Type() Type {
-	if n == nil {
-		return Type{}
-	}
-	return n.typ.clone()
-}
+func (n *Node) Type() Type { return n.some().typ.clone() }
 
 // Shape is the list of dimensions, for the caller to keep and change.
 func (n *Node) Shape() []int { return n.Type().Shape }
@@ -224,26 +222,24 @@ func (n *Node) Shape() []int { return n.Type().Shape }
 // Dim is dimension i; a negative i counts from the end. It is 1 on a node that
 // could not be built.
 func (n *Node) Dim(i int) int {
-	if n == nil {
-		return 1
-	}
+	shape := n.some().typ.Shape
 	if i < 0 {
-		i += len(n.typ.Shape)
+		i += len(shape)
 	}
-	if i < 0 || i >= len(n.typ.Shape) {
+	if i < 0 || i >= len(shape) {
 		return 1
 	}
-	return n.typ.Shape[i]
+	return shape[i]
 }
 
 // Op is the operation; nil for a leaf.
-func (n *Node) Op() Op { return n.op }
+func (n *Node) Op() Op { return n.some().op }
 
 // In lists the inputs of the operation.
-func (n *Node) In() []*Node { return slices.Clone(n.in) }
+func (n *Node) In() []*Node { return slices.Clone(n.some().in) }
 
 // Param is the parameter behind a leaf, or nil.
-func (n *Node) Param() *Param { return n.param }
+func (n *Node) Param() *Param { return n.some().param }
 
 // Builder returns a builder in the node's scope.
 func (n *Node) Builder() *Builder {

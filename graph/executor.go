@@ -26,16 +26,17 @@ func Missing(v any) bool {
 }
 
 // Results lists the types of an op's results; nil for a leaf.
-func (n *Node) Results() []Type { return n.outs }
+func (n *Node) Results() []Type { return n.some().outs }
 
 // ResultOffset is where result i starts in the value of n, in bytes.
 func (n *Node) ResultOffset(i int) int { return partOffset(n.outs, i) * n.typ.DType.Size() }
 
 // Const is the memory of a constant, nil for other nodes.
-func (n *Node) Const() []byte { return n.value }
+func (n *Node) Const() []byte { return n.some().value }
 
 // Fed is the memory of what a run feeds to input n, or what is wrong with it.
 func (n *Node) Fed(feeds Feeds) ([]byte, error) {
+	n = n.some()
 	v, ok := feeds[n.name]
 	if !ok {
 		return nil, fmt.Errorf("graph: Do: input %s (%s) was not fed", n.name, n.typ)

@@ -129,6 +129,24 @@ func TestABuilderThatNewDidNotMakeIsAnError(t *testing.T) {
 	}
 }
 
+// TestANodeThatThereIsNotIsEmpty: Out and Node return nil for it.
+func TestANodeThatThereIsNotIsEmpty(t *testing.T) {
+	n := graph.New().Out("loss")
+	require.Equal(t, []any{"", "", "", "none (nil)", 1}, []any{n.Name(), n.Label(), n.Scope(), n.String(), n.Dim(0)})
+	require.Equal(t, graph.Type{}, n.Type())
+	require.Empty(t, n.Shape())
+	require.Nil(t, n.Op())
+	require.Empty(t, n.In())
+	require.Nil(t, n.Param())
+	require.Empty(t, n.Results())
+	require.Nil(t, n.Const())
+	_, _, ok := n.ResultOf()
+	require.False(t, ok)
+	_, err := n.Fed(nil)
+	require.ErrorContains(t, err, "was not fed")
+	require.EqualError(t, n.Builder().Err(), "a node is missing (nil)")
+}
+
 func TestShapesAreTheCallersOwn(t *testing.T) {
 	b := graph.New()
 	shape := []int{2, 2}

@@ -142,7 +142,7 @@ type result struct {
 
 // ResultOf says that n is result i of an op that has several, the node of.
 func (n *Node) ResultOf() (of *Node, i int, ok bool) {
-	r, ok := n.op.(result)
+	r, ok := n.Op().(result)
 	if !ok {
 		return nil, 0, false
 	}
