@@ -40,6 +40,10 @@ func (m *Model) Missing() bool { return m == nil || graph.Missing(m.Trainable) }
 // Loss builds the loss of the model beside b and rebuilds it in b, which must be
 // empty, with FP8 linears.
 func (m *Model) Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node) {
+	if m.Missing() {
+		err := errors.New("autocast: the model is missing (nil)")
+		return b.Fail(err), b.Fail(err)
+	}
 	src := b.Sibling()
 	loss, tokens = m.Trainable.Loss(src, batch, context, dropout, seed)
 	err := src.Err()

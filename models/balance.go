@@ -18,6 +18,9 @@ func choicesName(layer int) string { return fmt.Sprintf("choices.%d", layer) }
 // over the layers with experts of ops.BalanceLoss: 1 for an even load. A loss
 // that takes a small multiple of it keeps the load even without a bias.
 func (m *Transformer) BalanceLoss(b *graph.Builder) *graph.Node {
+	if err := m.usable(); err != nil {
+		return b.Fail(err)
+	}
 	var sum *graph.Node
 	n := 0
 	for l, ids := range m.Choices(b) {

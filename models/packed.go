@@ -54,6 +54,9 @@ const (
 // and decode are the same graph. Recurrent states ("state.<layer>. ...") are
 // moved on in their slots.
 func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
+	if err := m.usable(); err != nil {
+		return b.Fail(err)
+	}
 	layers, err := m.reaches(m.positions(s), true)
 	if err != nil {
 		return b.Fail(err)

@@ -203,4 +203,17 @@ func TestAClosedModelSaysSo(t *testing.T) {
 	var none models.Transformer
 	require.ErrorContains(t, none.Save(to), "models: the model has no parameters: New, ")
 	require.ErrorContains(t, none.Init(0), "models: the model has no parameters: New, ")
+	for _, none := range []*models.Transformer{nil, &none, models.Opened{}.Transformer} {
+		for _, build := range []func(b *graph.Builder) *graph.Node{
+			none.BalanceLoss,
+			func(b *graph.Builder) *graph.Node { return none.Packed(b, models.Packed{}) },
+			func(b *graph.Builder) *graph.Node { loss, _ := none.Loss(b, 1, 4, 0, 0); return loss },
+			func(b *graph.Builder) *graph.Node { return none.Hidden(b, nil, models.Dropout{}, nil) },
+			func(b *graph.Builder) *graph.Node { return none.Head(b, nil) },
+		} {
+			b := graph.New()
+			build(b)
+			require.ErrorContains(t, b.Err(), "models: the model has no parameters: New, ")
+		}
+	}
 }

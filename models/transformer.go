@@ -231,6 +231,9 @@ func (dense) Delta(_ int, q, k, v, g, beta *graph.Node) *graph.Node {
 
 // Hidden builds the decoder up to its last norm: tokens [...] give [...,Hidden].
 func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout, mix Mixer) *graph.Node {
+	if err := m.usable(); err != nil {
+		return b.Fail(err)
+	}
 	c, arch := m.Config, architectures[m.Config.Type]
 	b = b.Scope("model")
 	x := ops.Embedding(tokens, weight(b, "embed_tokens.weight", c.Vocab, c.Hidden))
@@ -246,6 +249,9 @@ func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout,
 
 // Head gives the logits [...,Vocab] of hidden states [...,Hidden].
 func (m *Transformer) Head(b *graph.Builder, hidden *graph.Node) *graph.Node {
+	if err := m.usable(); err != nil {
+		return b.Fail(err)
+	}
 	name := headName
 	if m.Config.Tied {
 		name = tableName
