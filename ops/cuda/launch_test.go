@@ -160,11 +160,10 @@ func TestPrefillTakesHoppersKernel(t *testing.T) {
 		a.Ragged = &Ragged{Pages: Pages{PageSize: size, Indptr: p, Indices: p, LastPageLen: p}, Tokens: 300, PoolTokens: 4096, QoIndptr: p, TileBatch: p, TileIndex: p, Tiles: 5}
 		return a
 	}
-	short, shortest, open, wide := dense, dense, dense, dense
-	short.Lk, shortest.Lk, open.Lk, wide.D = 173, 172, 172, 96
-	open.Causal = false
+	short, none, wide := dense, dense, dense
+	short.Lk, none.Lk, wide.D = 20, 0, 96
 	for want, as := range map[string][]AttentionPrefill{
-		"attention_prefill_sm90_dense_bf16_128": {dense, short, open}, "attention_prefill_dense_bf16_128": {shortest}, "attention_prefill_dense_bf16_96": {wide},
+		"attention_prefill_sm90_dense_bf16_128": {dense, short}, "attention_prefill_dense_bf16_128": {none}, "attention_prefill_dense_bf16_96": {wide},
 		"attention_prefill_sm90_paged_bf16_128": {paged(8, Pointer{})}, "attention_prefill_paged_bf16_128": {paged(4, Pointer{})},
 		"attention_prefill_sm90_paged_e4m3_bf16_128": {paged(1, p), paged(64, p)},
 	} {

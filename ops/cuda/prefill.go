@@ -71,8 +71,7 @@ func (a AttentionPrefill) hopper(gpu Target) bool {
 	if a.Ragged != nil {
 		return !a.KSteps.IsNil() || a.Ragged.PageSize >= 8
 	}
-	// A dense batch with a tile of 128 rows that see no key takes the portable kernel: such tiles are tested over pages alone.
-	return a.Lk > 0 && !(a.Causal && a.Lq-a.Lk >= 128)
+	return a.Lk > 0
 }
 
 // hopperTiles are the query rows and the keys of a tile of Hopper's kernel, and how many tiles of codes are on their way.
@@ -166,9 +165,10 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		if a.Ticket.IsNil() {
 			return fmt.Errorf("%s: a ticket is required, got ticket %v", op, a.Ticket)
 		}
-		tiles, items := ceilDiv(a.Lq, rows), a.B*ceilDiv(a.Lq, rows)*a.Hq
-		if a.Ragged != nil {
-			tiles, items = r.Tiles, r.Tiles*a.Hq
+		items := tiles * a.Hq
+		if a.Ragged == nil {
+			tiles = ceilDiv(a.Lq, rows)
+			items = a.B * tiles * a.Hq
 		}
 		args := []Arg{{"q", qm}, {"k", km}, {"v", vm}}
 		if codes {

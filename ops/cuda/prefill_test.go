@@ -38,6 +38,10 @@ var prefillCases = []prefillCase{
 	{b: 2, lq: 129, lk: 129, hq: 2, hk: 1, d: 80, causal: true, window: -1},
 	{b: 1, lq: 70, lk: 140, hq: 2, hk: 1, d: 8, mask: "keys", window: -1},
 	{b: 1, lq: 100, lk: 100, hq: 2, hk: 2, d: 232, window: -1},
+	{b: 1, lq: 1500, lk: 20, hq: 32, hk: 4, d: 64, causal: true, window: -1}, // a block has tiles in a row that see no key
+	{b: 1, lq: 1500, lk: 20, hq: 32, hk: 4, d: 128, causal: true, window: -1},
+	{b: 2, lq: 700, lk: 150, hq: 16, hk: 2, d: 256, causal: true, sinks: true, window: 20},
+	{b: 3, lq: 500, lk: 130, hq: 16, hk: 2, d: 128, causal: true, window: -1, softcap: 8},
 }
 
 func TestDeviceAttentionPrefill(t *testing.T) {
