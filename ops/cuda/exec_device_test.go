@@ -460,7 +460,7 @@ func TestDeviceSpeedHost(t *testing.T) {
 	slices.Sort(device)
 	median := float64(wall[len(wall)/2].Nanoseconds()) / 1e3
 	fmt.Printf("HOST\tstep of 16 layers, %d launches: Do %.1f us, device %.1f us, beyond the device %.1f us\n", len(e.segments[0].queued), median, device[50], median-device[50])
-	require.Less(t, median-device[50], 10.) // measured -0.5 to 6
+	require.Less(t, median-device[50], 10.) // measured -5 to 6
 	stage := testing.Benchmark(func(b *testing.B) {
 		for range b.N {
 			if err := e.prog.stage(feeds, e.in.Data); err != nil {
