@@ -35,6 +35,7 @@ import (
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/backend"
 	"github.com/seafan/seafan/models/train"
+	"github.com/seafan/seafan/ops"
 )
 
 func main() {
@@ -112,6 +113,9 @@ func (s settings) check() error {
 	}
 	if s.model.Hidden%(2*s.model.Heads) != 0 {
 		return fmt.Errorf("-dim must be a multiple of %d, an even number for each of the %d -heads, got %d", 2*s.model.Heads, s.model.Heads, s.model.Hidden)
+	}
+	if err := (ops.FP8Recipe{History: s.history, Margin: s.margin}).Check(); err != nil {
+		return fmt.Errorf("-history, -margin: %w", err)
 	}
 	var oe *train.OptionError
 	err := s.train.Check()

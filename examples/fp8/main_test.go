@@ -70,6 +70,7 @@ func TestFlagsAreChecked(t *testing.T) {
 		"-steps 0":                   "-steps must be at least 1, got 0",
 		"-text " + text + ".missing": "-text: ",
 		"-text " + short:             "-text: " + short + ": is too short",
+		"-margin 65":                 "-history, -margin: the margin must be -64 to 64, got 65",
 		"-heads 0":                   "-heads must be 1 to 1048576, got 0",
 		"-heads 3":                   "-dim must be a multiple of 6, an even number for each of the 3 -heads, got 256",
 		"-dim 0":                     "-dim must be 1 to 1048576, got 0",

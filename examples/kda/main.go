@@ -124,6 +124,10 @@ func (s *settings) check() error {
 	case s.prompt == "":
 		return errors.New("-prompt: must have a byte or more")
 	}
+	var pe *generate.ParamError
+	if errors.As(generate.Sampling{Temperature: s.temperature}.Check(), &pe) {
+		return fmt.Errorf("-%s: must be %s, got %v", pe.Name, pe.Want, pe.Got)
+	}
 	var oe *train.OptionError
 	err := s.train.Check()
 	if errors.As(err, &oe) {

@@ -82,6 +82,7 @@ func TestFlagsAreChecked(t *testing.T) {
 		"-workers -2":     "-workers: must be 0 to 1048576, got -2",
 		"-eval-every -1":  "-eval-every: must be 0 or more, got -1",
 		"-backend abacus": `-backend: must be native or cuda, got "abacus"`,
+		"-temperature -1": "-temperature: must be 0 or above, got -1",
 		"-dtype f64":      `-dtype: must be bf16, f16 or f32, got "f64"`,
 	} {
 		var out bytes.Buffer
