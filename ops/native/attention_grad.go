@@ -367,14 +367,25 @@ func softmaxGrad[T Float](p, ds []T, scale, softcap, lse, delta T) {
 			p[j] = softcap * t
 			ds[j] = (ds[j] - delta) * (1 - t*t) * scale
 		}
-		expSubSum(p, p, lse)
+		probabilities(p, lse)
 		for j, x := range p {
 			ds[j] *= x
 		}
 		return
 	}
-	expSubSum(p, p, lse)
+	probabilities(p, lse)
 	scaleMulAdd(ds, ds, p, scale, p, -scale*delta)
+}
+
+// probabilities turns scores into exp(p - lse). Those of forward pass and gradient
+// differ by their rounding, which beyond 1e7 is whole numbers: then a probability
+// of 1 might become anything.
+func probabilities[T Float](p []T, lse T) {
+	if expSubSum(p, p, lse) > 2 {
+		for j, x := range p {
+			p[j] = min(x, 1)
+		}
+	}
 }
 
 // mendQueries returns rows of q (or dout) that may be multiplied by the weights
