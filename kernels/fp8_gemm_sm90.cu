@@ -1,6 +1,6 @@
 // y[M,N] = x[M,K] w[N,K]^T of 8-bit floats in any mix on Hopper: wgmma fed by the copy engine, for M above 64.
 //
-// A persistent block walks tiles of 128 rows by BN columns (256 or 128). Warpgroup 0 is the producer: one thread keeps a
+// A persistent block walks tiles of 128 rows by BN columns (256, 224 or 128). Warpgroup 0 is the producer: one thread keeps a
 // ring of stages of 128 k filled (x 16 KB, w BN*128 bytes). Warpgroups 1 and 2 own 64 rows each and all BN columns. The tensor
 // cores add up 128 columns over 128 k into 64 registers, in fewer bits than a float has; these partial sums are added in f32
 // to the accumulators while the other warpgroup's products run. A cluster of two blocks owns two row tiles of one column
@@ -23,23 +23,33 @@ struct Params {
   Steps steps;
   int m, n, k;  // n counts columns of y
 };
-template <int N> struct Bytes {
+template <int SIZE> struct Bits { typedef uint32_t T; };
+template <> struct Bits<2> { typedef uint16_t T; };
+template <> struct Bits<1> { typedef uint8_t T; };
+template <int N> struct Constant {
   static constexpr int value = N;
 };
+// Calls f with i, FROM <= i < TO, as a constant.
+template <int FROM, int TO, class F> __device__ __forceinline__ void pick(int i, F f) {
+  if constexpr (TO - FROM == 1) f(Constant<FROM>());
+  else if (i < (FROM + TO) / 2) pick<FROM, (FROM + TO) / 2>(i, f);
+  else pick<(FROM + TO) / 2, TO>(i, f);
+}
 }  // namespace
 
 template <class A, class B, int BN, int STAGES, int CLUSTER, bool DUAL, bool BLOCK>
 __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap& wmap, const Params& p) {
 #ifdef SEAFAN_HOPPER
-  constexpr int BK = 128, PARTS = BN / 128;
+  constexpr int BK = 128, PARTS = BN > 128 ? 2 : 1, PART = BN / PARTS;
+  static_assert(!BLOCK || PART == 128, "a step of w is of 128 columns");
   typedef Tiles<BN, BK, CLUSTER, DUAL> Tile;
   constexpr int X = Tile::X, STAGE = Tile::STAGE, OUT = Tile::OUT;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
-  __shared__ __align__(16) float columns_of[4 * BN];
+  __shared__ __align__(16) float ends[2 * (2 * BN + 64)];
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int group = threadIdx.x / 128;
-  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int rank = blockIdx.x % CLUSTER;
   if (threadIdx.x == 0) {
     prefetch_map(&xmap);
     prefetch_map(&wmap);
@@ -47,8 +57,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   }
   if (CLUSTER > 1) cluster_sync(); else __syncthreads();
   grid_wait();
-  const Tile tiles(p.m, p.n, rank);
-  const int count = tiles.count(), steps = (p.k + BK - 1) / BK;
+  const int steps = (p.k + BK - 1) / BK;
   if (group == 0) {
     registers_give<40>();
     if (threadIdx.x == 0) {
@@ -56,7 +65,8 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       auto next = [&]() {
         if (++slot == STAGES) slot = 0, parity ^= 1;
       };
-      for (int tile = blockIdx.x / CLUSTER; tile < count; tile += gridDim.x / CLUSTER) {
+      const Tile tiles(p.m, p.n, rank);
+      for (int tile = blockIdx.x / CLUSTER; tile < tiles.count(); tile += gridDim.x / CLUSTER) {
         int row, column;
         tiles.place(tile, row, column);
         for (int s = 0; s < steps; s++, next()) {
@@ -70,18 +80,17 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     }
   } else {
     registers_take<232>();
-    const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int wg = __shfl_sync(~0u, group - 1, 0), warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
     int slot = 0, parity = 0;
     float amax = 0.f;
-    for (int tile = blockIdx.x / CLUSTER; tile < count; tile += gridDim.x / CLUSTER) {
+    const Tile tiles(p.m, p.n, rank);
+    for (int tile = blockIdx.x / CLUSTER; tile < tiles.count(); tile += gridDim.x / CLUSTER) {
       int row, column;
       tiles.place(tile, row, column);
       const int r0 = row + wg * 64 + warp * 16 + g;
-      float d[PARTS][64];
+      float d[BN / 2];
 #pragma unroll
-      for (int h = 0; h < PARTS; h++)
-#pragma unroll
-        for (int i = 0; i < 64; i++) d[h][i] = 0.f;
+      for (int i = 0; i < BN / 2; i++) d[i] = 0.f;
       // Steps that change along k: two rows of x, and each 64 columns of the tile.
       int x0, x1, w0, w1;
       if (BLOCK) {
@@ -89,181 +98,170 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         // From the tile's first half to its second; columns behind the last read the steps of the first.
         w1 = w0 + (DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0);
       }
-      // What the epilogue takes is on its way during the products, where registers are left: with BLOCK there is little of it. With
-      // DUAL the tile's columns are two stretches of w.
-      float fx[2], fw_mine[BN / 128], bias_mine[BN / 128];
-      auto take = [&]() {
-#pragma unroll
-        for (int half = 0; half < 2; half++) fx[half] = p.steps.x ? p.steps.x[(long)min(r0 + half * 8, p.m - 1) * p.steps.x_row] : 1.f;
-#pragma unroll
-        for (int i = 0; i < BN / 128; i++) {
-          const int at = threadIdx.x % 128 + i * 128, c = column + (DUAL ? at % OUT : at);
-          fw_mine[i] = p.steps.w && c < p.n ? p.steps.w[(long)(c + (at >= OUT ? p.n : 0)) * p.steps.w_row] : 1.f;
-          bias_mine[i] = p.sink.bias && c < p.n && at < OUT ? ((const float*)p.sink.bias)[c] : 0.f;
-        }
+      // What the end of the tile takes comes during the products: steps and bias of the columns, steps of this warpgroup's rows. With DUAL
+      // the tile's columns are two stretches of w.
+      auto copy = [](float* to, const float* from) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
       };
-      if (!BLOCK) take();
+      float *const of_columns = ends + wg * (2 * BN + 64), *const of_rows = of_columns + 2 * BN;
+      asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
+      for (int at = threadIdx.x % 128; at < BN; at += 128) {
+        const int c = column + (DUAL ? at % OUT : at);
+        if (p.steps.w && c < p.n) copy(of_columns + at, p.steps.w + (long)(c + (at >= OUT ? p.n : 0)) * p.steps.w_row); else of_columns[at] = 1.f;
+        if (p.sink.bias && c < p.n) copy(of_columns + BN + at, (const float*)p.sink.bias + c); else of_columns[BN + at] = 0.f;
+      }
+      if (threadIdx.x % 128 < 64) {
+        float* to = of_rows + threadIdx.x % 128;
+        if (p.steps.x) copy(to, p.steps.x + (long)min(row + wg * 64 + (int)threadIdx.x % 128, p.m - 1) * p.steps.x_row); else *to = 1.f;
+      }
+      Settled a, b;
+      auto ready = [&]() {  // of a step, before the products in front of it are waited for
+        barrier_wait(full + slot, parity);
+        a.set(ring + slot * STAGE + wg * (X / 2)), b.set(ring + slot * STAGE + X);
+      };
+      ready();
       for (int s = 0; s < steps; s++) {
         float fx0 = 1.f, fx1 = 1.f, fw[2] = {1.f, 1.f};
         if (BLOCK) {
           if (p.steps.xk) fx0 = p.steps.xk[x0 + s], fx1 = p.steps.xk[x1 + s];
           if (p.steps.wk) fw[0] = p.steps.wk[w0 + s], fw[1] = p.steps.wk[w1 + s];
         }
-        barrier_wait(full + slot, parity);
-        const uint64_t a = descriptor(shared_address(ring + slot * STAGE) + wg * (X / 2)), b = descriptor(shared_address(ring + slot * STAGE) + X);
 #pragma unroll
         for (int h = 0; h < PARTS; h++) {
-          float part[64];
+          float part[PART / 2];
           wgmma_fence();
 #pragma unroll
-          for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, 128>::shared(part, a + j * 32 / 16, b + (h * 128 * BK + j * 32) / 16, j);
+          for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, PART>::shared(part, a.at(j * 32), b.at(h * PART * BK + j * 32), j);
           wgmma_commit();
           wgmma_pin(part);
+          uint64_t* const done = empty + slot;
+          if (h == PARTS - 1) {
+            if (++slot == STAGES) slot = 0, parity ^= 1;
+            if (s + 1 < steps) ready();
+          }
           wgmma_wait<0>();
           wgmma_pin(part);
           if (h == PARTS - 1 && threadIdx.x % 128 < CLUSTER) {
-            if (CLUSTER > 1) barrier_arrive_remote(empty + slot, threadIdx.x % 128); else barrier_arrive(empty + slot);
+            if (CLUSTER > 1) barrier_arrive_remote(done, threadIdx.x % 128); else barrier_arrive(done);
           }
 #pragma unroll
-          for (int i = 0; i < 64; i++) {
+          for (int i = 0; i < PART / 2; i++) {
             if (BLOCK) {
               const float f = fw[PARTS == 2 ? h : i / 32];
-              d[h][i] += part[i] * (i % 4 < 2 ? fx0 * f : fx1 * f);
+              d[h * (PART / 2) + i] += part[i] * (i % 4 < 2 ? fx0 * f : fx1 * f);
             } else {
-              d[h][i] += part[i];
+              d[h * (PART / 2) + i] += part[i];
             }
           }
         }
-        if (++slot == STAGES) slot = 0, parity ^= 1;
       }
-      if (BLOCK) take();
-      // Steps and bias of the tile's columns, for this warpgroup.
-      float* of_columns = columns_of + wg * 2 * BN;
-      asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
-#pragma unroll
-      for (int i = 0; i < BN / 128; i++) {
-        of_columns[threadIdx.x % 128 + i * 128] = fw_mine[i];
-        of_columns[BN + threadIdx.x % 128 + i * 128] = bias_mine[i];
-      }
-      asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
-      // Whole packs of 8 columns of 16 bits, as in gemm_sm90.cu: lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t,
-      // 2t+1 of every 8 in its accumulators.
-      auto finish_packed = [&](auto out) {
-        typedef decltype(out) T;
-        constexpr int PACKS = OUT / 32, BATCH = 2;
-        T* y = (T*)p.sink.y + r0 * p.sink.stride + column + 8 * t;
-        uint32_t x[BATCH][2][4];  // of the residual
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-          uint32_t v[2][4];
-          if (p.sink.residual && j % BATCH == 0) {
-#pragma unroll
-            for (int i = 0; i < BATCH; i++)
-#pragma unroll
-              for (int half = 0; half < 2; half++) {
-                const long r = r0 + half * 8, c = column + 32 * (j + i) + 8 * t;
-                const uint4 e = r < p.m && c < p.n ? *(const uint4*)((const T*)p.sink.residual + r * p.sink.residual_stride + c) : make_uint4(0, 0, 0, 0);
-                x[i][half][0] = e.x, x[i][half][1] = e.y, x[i][half][2] = e.z, x[i][half][3] = e.w;
-              }
-          }
-          if (p.sink.residual) transpose4(x[j % BATCH][0], t), transpose4(x[j % BATCH][1], t);
-#pragma unroll
-          for (int q = 0; q < 4; q++) {
-            const int c = 32 * j + 8 * q + 2 * t;
-            const float2 fw = *(const float2*)(of_columns + c), bias = *(const float2*)(of_columns + BN + c);
-            const float2 fw1 = DUAL ? *(const float2*)(of_columns + BN / 2 + c) : fw;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-              const int at = 4 * (4 * j + q) + 2 * half, up = at + BN / 4;
-              float a = d[at / 64][at % 64] * (fx[half] * fw.x), b = d[at / 64][at % 64 + 1] * (fx[half] * fw.y);
-              if (DUAL) {
-                a = silu(a) * (d[up / 64][up % 64] * (fx[half] * fw1.x));
-                b = silu(b) * (d[up / 64][up % 64 + 1] * (fx[half] * fw1.y));
-              }
-              a += bias.x, b += bias.y;
-              if (p.sink.residual) {
-                const T* of = (const T*)&x[j % BATCH][half][q];
-                a += to_float(of[0]), b += to_float(of[1]);
-              }
-              v[half][q] = pack2<T>(a, b);
-            }
-          }
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            transpose4(v[half], t);
-            if (r0 + half * 8 < p.m && column + 32 * j + 8 * t < p.n) *(uint4*)(y + half * 8 * p.sink.stride + 32 * j) = make_uint4(v[half][0], v[half][1], v[half][2], v[half][3]);
-          }
-        }
-      };
-      // Others: a warp's 16 rows pass through its 2 KB of shared memory, chunks of 16 bytes swizzled, and leave as lines.
-      auto finish = [&](auto out, auto size) {
+      asm volatile("cp.async.wait_all;\n\tbar.sync %0, 128;" ::"r"(wg + 1) : "memory");
+      // 32 columns of sums at a time pass through 2 KB of a warp's own, chunks of 16 bytes swizzled, in a loop: unrolled, the end of a
+      // tile would come from memory instruction by instruction once a launch. With DUAL they are 16 columns and what their gates multiply.
+      // A lane finishes 8 columns of rows g and g+8, or of one of them; for whole lines of f32 twice 4.
+      int own = threadIdx.x, n = p.n;
+      asm volatile("" : "+r"(own), "+r"(n));  // nothing of this in registers during the products
+      auto finish = [&](auto out, auto packs) {
         typedef decltype(out) Out;
-        constexpr int SIZE = decltype(size)::value, WIDTH = OUT < 128 / SIZE ? OUT : 128 / SIZE, LINE = WIDTH * SIZE, MASK = LINE / 16 - 1, BATCH = 4;
-        unsigned char* stage = ring + STAGES * STAGE + (wg * 4 + warp) * 2048;
-        int first = lane;
-        asm volatile("" : "+r"(first));  // no addresses of this in registers during the products
+        typedef typename Residual<Out>::T Other;
+        constexpr bool PACKS = decltype(packs)::value;  // results of 16 bits, and a residual, in whole packs
+        constexpr int SIZE = sizeof(Out), WIDTH = DUAL ? 16 : 32, ITEMS = DUAL ? 1 : 2, PIECES = BN / 32, LANE = SIZE == 4 && !DUAL ? 4 : 8, NEXT = LANE == 4 ? 16 : 4;
+        typedef typename Bits<SIZE>::T Word;
+        const int g = own % 32 / 4, t = own % 4, r0 = row + (own / 32 - 4) * 16 + g + (DUAL ? t / 2 * 8 : 0);
+        const int swizzle = (g & 3) * 2 + (g & 1), mine = LANE * (DUAL ? t % 2 : t);
+        unsigned char* stage = ring + STAGES * STAGE + (own / 32 - 4) * 2048 + g * 128;
+        const bool adds = SIZE > 1 && !DUAL && p.sink.residual;
+        Word* y = (Word*)p.sink.y + r0 * p.sink.stride + column + mine;
+        const Other* from = (const Other*)p.sink.residual + r0 * p.sink.residual_stride + column + mine;
+        uint4 other[ITEMS], ahead[ITEMS];
+        auto fetch = [&](int piece) {
 #pragma unroll
-        for (int c0 = 0; c0 < OUT; c0 += WIDTH) {
+          for (int i = 0; i < ITEMS; i++)
+            ahead[i] = r0 + 8 * i < p.m && column + piece * WIDTH + mine < n ? *(const uint4*)(from + 8 * i * p.sink.residual_stride + piece * WIDTH) : make_uint4(0, 0, 0, 0);
+        };
+        if (PACKS && adds) fetch(0);
+#pragma unroll 1
+        for (int piece = 0; piece < PIECES; piece++) {
           __syncwarp();
+          pick<0, PIECES>(piece, [&](auto piece) {
 #pragma unroll
-          for (int i0 = 0; i0 < WIDTH / 8; i0 += BATCH) {
-            // What is read comes some columns at a time, in front of what is written.
-            float e[BATCH][2][2];
-#pragma unroll
-            for (int i = 0; i < BATCH; i++)
-#pragma unroll
-              for (int k = 0; k < 2; k++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                  const int r = r0 + half * 8, c = column + c0 + (i0 + i) * 8 + 2 * t + k;
-                  e[i][k][half] = p.sink.residual && c < p.n && r < p.m ? to_float(((const typename Residual<Out>::T*)p.sink.residual)[r * p.sink.residual_stride + c]) : 0.f;
-                }
-#pragma unroll
-            for (int i = 0; i < BATCH; i++) {
-              const int c = c0 + (i0 + i) * 8 + 2 * t;
-              const float2 fw = *(const float2*)(of_columns + c), bias = *(const float2*)(of_columns + BN + c);
-              const float2 fw1 = DUAL ? *(const float2*)(of_columns + BN / 2 + c) : fw;
+            for (int q = 0; q < 4; q++)
 #pragma unroll
               for (int half = 0; half < 2; half++) {
-                float u[2];
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                  const int at = (c0 / 8 + i0 + i) * 4 + 2 * half + k;
-                  u[k] = d[at / 64][at % 64] * (fx[half] * (k ? fw.y : fw.x));
-                  if (DUAL) u[k] = __fdividef(u[k], 1.f + __expf(-u[k])) * (d[(at + BN / 4) / 64][(at + BN / 4) % 64] * (fx[half] * (k ? fw1.y : fw1.x)));
-                  u[k] += k ? bias.y : bias.x;
-                  u[k] += e[i][k][half];
-                  if (column + c + k < p.n && r0 + half * 8 < p.m) amax = fmaxf(amax, fabsf(u[k]));
-                }
-                const int line = g + half * 8, byte = ((i0 + i) * 8 + 2 * t) * SIZE;
-                put2<Out>(p.sink, stage + line * LINE + ((byte / 16 ^ (line & MASK)) * 16 + byte % 16), u[0], u[1]);
+                const int at = (DUAL ? 8 * piece.value + q % 2 * 4 + q / 2 * (BN / 4) : 16 * piece.value + 4 * q) + 2 * half;
+                *(float2*)(stage + half * 1024 + ((2 * q + t / 2) ^ swizzle) * 16 + t % 2 * 8) = make_float2(d[at], d[at + 1]);
               }
-            }
-          }
+          });
           __syncwarp();
+          if (PACKS && adds) {
 #pragma unroll
-          for (int part = first; part < LINE; part += 32) {  // 16 rows of LINE / 16 chunks
-            const int line = part / (LINE / 16), chunk = part % (LINE / 16), r = row + wg * 64 + warp * 16 + line, c = column + c0 + chunk * (16 / SIZE);
-            if (r >= p.m || c >= p.n) continue;
-            const uint4 v = *(const uint4*)(stage + line * LINE + (chunk ^ (line & MASK)) * 16);
-            unsigned char* y = (unsigned char*)p.sink.y + (r * p.sink.stride + c) * SIZE;
-            if (c + 16 / SIZE <= p.n && (size_t)y % 16 == 0) {
-              *(uint4*)y = v;
+            for (int i = 0; i < ITEMS; i++) other[i] = ahead[i];
+            if (piece + 1 < PIECES) fetch(piece + 1);
+          }
+          const int of = piece * WIDTH + mine, c = column + of;
+#pragma unroll
+          for (int i = 0; i < ITEMS; i++) {
+            const int half = DUAL ? t / 2 : i;
+            const float f = of_rows[own / 32 % 4 * 16 + g + 8 * half];
+            const bool in = r0 + 8 * i < p.m;
+            float u[8];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+              auto sums = [&](int chunk) { return load16((const float*)(stage + half * 1024 + (chunk ^ swizzle) * 16)); };
+              auto ends = [&](int at) { return load16(of_columns + of + NEXT * j + at); };
+              const int chunk = (mine + NEXT * j) / 4;
+              const auto v = sums(chunk), fw = ends(0), bias = ends(BN);
+#pragma unroll
+              for (int e = 0; e < 4; e++) u[4 * j + e] = v.v[e] * (f * fw.v[e]);
+              if (DUAL) {
+                const auto up = sums(4 + chunk), fw1 = ends(BN / 2);
+#pragma unroll
+                for (int e = 0; e < 4; e++) u[4 * j + e] = silu(u[4 * j + e]) * (up.v[e] * (f * fw1.v[e]));
+              }
+#pragma unroll
+              for (int e = 0; e < 4; e++) u[4 * j + e] += bias.v[e];
+            }
+            if constexpr (PACKS) {
+              if (adds) {
+#pragma unroll
+                for (int k = 0; k < 8; k++) u[k] += to_float(((const Other*)&other[i])[k]);
+              }
+              const uint32_t result[4] = {pack2<Other>(u[0], u[1]), pack2<Other>(u[2], u[3]), pack2<Other>(u[4], u[5]), pack2<Other>(u[6], u[7])};
+              if (in && c < n) asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(y + 8 * i * p.sink.stride + piece * WIDTH), "r"(result[0]), "r"(result[1]), "r"(result[2]), "r"(result[3]) : "memory");
+              continue;
+            }
+            alignas(16) Word result[8];
+            auto column_of = [&](int k) { return k / 4 * NEXT + k % 4; };
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+              if (!in || c + column_of(k) >= n) continue;
+              if (adds) u[k] += to_float(from[8 * i * p.sink.residual_stride + piece * WIDTH + column_of(k)]);
+              if (p.sink.amax) amax = fmaxf(amax, fabsf(u[k]));
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k += 2) put2<Out>(p.sink, result + k, u[k], u[k + 1]);
+            Word* to = y + 8 * i * p.sink.stride + piece * WIDTH;
+            if (n % 8 == 0 && p.sink.stride * SIZE % 16 == 0 && (uint64_t)p.sink.y % 16 == 0) {
+              if (SIZE == 1 && in && c < n) *(uint2*)to = *(const uint2*)result;
+#pragma unroll
+              for (int k = 0; k < SIZE / 2; k++)
+                if (in && c + NEXT * k < n) *(uint4*)(to + NEXT * k) = ((const uint4*)result)[k];
             } else {
-              for (int k = 0; k < 16 / SIZE && c + k < p.n; k++)
-                for (int q = 0; q < SIZE; q++) y[k * SIZE + q] = ((const unsigned char*)&v)[k * SIZE + q];
+#pragma unroll
+              for (int k = 0; k < 8; k++)
+                if (in && c + column_of(k) < n) to[column_of(k)] = result[k];
             }
           }
         }
       };
-      const bool packed = p.sink.out <= 1 && !p.sink.amax && p.n % 8 == 0 && p.sink.stride % 8 == 0 && (uint64_t)p.sink.y % 16 == 0 &&
-                          p.sink.residual_stride % 8 == 0 && (uint64_t)p.sink.residual % 16 == 0;
-      if (packed && p.sink.out == 0) finish_packed(bf16());
-      else if (packed) finish_packed(f16());
-      else if (p.sink.out == 0) finish(bf16(), Bytes<2>());
-      else if (p.sink.out == 1) finish(f16(), Bytes<2>());
-      else if (p.sink.out == 2) finish(float(), Bytes<4>());
-      else finish(Codes(), Bytes<1>());
+      const bool packs = !p.sink.amax && n % 8 == 0 && p.sink.stride % 8 == 0 && (uint64_t)p.sink.y % 16 == 0 && p.sink.residual_stride % 8 == 0 &&
+                         (uint64_t)p.sink.residual % 16 == 0;
+      if (p.sink.out == 0 && packs) finish(bf16(), Constant<1>());
+      else if (p.sink.out == 1 && packs) finish(f16(), Constant<1>());
+      else if (p.sink.out == 0) finish(bf16(), Constant<0>());
+      else if (p.sink.out == 1) finish(f16(), Constant<0>());
+      else if (p.sink.out == 2) finish(float(), Constant<0>());
+      else finish(Codes(), Constant<0>());
     }
     put_amax(p.sink, amax);
   }
@@ -279,6 +277,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   }
 #define GEMMS(A, B)                                              \
   GEMM(A, B, 256, 4, 2, false, false, 256_pair)                  \
+  GEMM(A, B, 224, 4, 2, false, false, 224_pair)                  \
   GEMM(A, B, 256, 4, 2, false, true, 256_pair_block)             \
   GEMM(A, B, 128, 6, 1, false, false, 128)                       \
   GEMM(A, B, 128, 6, 1, false, true, 128_block)
@@ -287,6 +286,7 @@ GEMMS(e4m3, e5m2)
 GEMMS(e5m2, e4m3)
 GEMMS(e5m2, e5m2)
 GEMM(e4m3, e4m3, 256, 4, 2, true, false, 256_pair_swiglu)
+GEMM(e4m3, e4m3, 224, 4, 2, true, false, 224_pair_swiglu)
 GEMM(e4m3, e4m3, 256, 4, 2, true, true, 256_pair_block_swiglu)
 GEMM(e4m3, e4m3, 128, 6, 1, true, false, 128_swiglu)
 GEMM(e4m3, e4m3, 128, 6, 1, true, true, 128_block_swiglu)

@@ -50,9 +50,9 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
     if (threadIdx.x == 0) sorted.template produce<BK>(ring, full, empty, xmap, wmap, DUAL ? upmap : wmap, p.n, p.experts, total, steps);
   } else {
     registers_take<232>();
-    const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int wg = __shfl_sync(~0u, group - 1, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int at = 0;
-    auto release = [&]() {
+    auto release = [&](int at) {
       if (threadIdx.x % 128 < 2) barrier_arrive_remote(empty + at % STAGES, threadIdx.x % 128);
     };
     for (int i = worker; i < total; i += workers) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
         for (int s = 0; s < steps; s++, at++) {
           barrier_wait(full + at % STAGES, at / STAGES & 1);
           asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");  // no warp falls a phase behind
-          release();
+          release(at);
         }
         continue;
       }
@@ -77,22 +77,27 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
       const int blocks = p.n / 128;
       const int x0 = min(r0, p.m - 1) * steps, x1 = min(r0 + 8, p.m - 1) * steps, w0 = (expert * blocks + column / 128) * steps;
       const int w1 = DUAL || column + 128 >= p.n ? 0 : steps;
-      for (int s = 0; s < steps; s++, at++) {
+      Settled a, b;
+      auto ready = [&]() {  // of a step, before the products in front of it are waited for
+        barrier_wait(full + at % STAGES, at / STAGES & 1);
+        a.set(ring + at % STAGES * STAGE + wg * (A / 2)), b.set(ring + at % STAGES * STAGE + A);
+      };
+      ready();
+      for (int s = 0; s < steps; s++) {
         const float fx0 = p.x_steps[x0 + s], fx1 = p.x_steps[x1 + s], fw[2] = {p.w_steps[w0 + s], (DUAL ? p.up_steps : p.w_steps)[w0 + w1 + s]};
-        const int slot = at % STAGES;
-        barrier_wait(full + slot, at / STAGES & 1);
-        const uint64_t a = descriptor(shared_address(ring + slot * STAGE) + wg * (A / 2)), b = descriptor(shared_address(ring + slot * STAGE) + A);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           float part[64];
           wgmma_fence();
 #pragma unroll
-          for (int j = 0; j < BK / 32; j++) Wgmma8<e4m3, e4m3, 128>::shared(part, a + j * 32 / 16, b + (h * B / 2 + j * 32) / 16, j);
+          for (int j = 0; j < BK / 32; j++) Wgmma8<e4m3, e4m3, 128>::shared(part, a.at(j * 32), b.at(h * B / 2 + j * 32), j);
           wgmma_commit();
           wgmma_pin(part);
+          at += h;
+          if (h == 1 && s + 1 < steps) ready();
           wgmma_wait<0>();
           wgmma_pin(part);
-          if (h == 1) release();
+          if (h == 1) release(at - 1);
           const float f0 = fx0 * fw[h], f1 = fx1 * fw[h];
 #pragma unroll
           for (int j = 0; j < 64; j++) d[h][j] += part[j] * (j % 4 < 2 ? f0 : f1);

@@ -7,16 +7,34 @@ struct e4m3 {};
 struct e5m2 {};
 
 #ifdef SEAFAN_HOPPER
+// The descriptor of a tile in shared memory, made where it is set: the compiler would make it just in front of the products, between
+// them and the additions of the sums before, while the tensor cores have only the other warpgroup's products.
+struct Settled {
+  uint32_t low;
+  __device__ __forceinline__ void set(const void* tile) {
+    low = (uint32_t)descriptor(shared_address(tile));
+    asm volatile("" : "+r"(low));
+  }
+  __device__ __forceinline__ uint64_t at(int bytes) const { return (descriptor(0) >> 32 << 32) + (low + bytes / 16); }
+};
+
 // d = a b + (accumulate ? d : 0), 64 rows, N columns, 32 of k, both operands K-major in shared memory.
 template <class A, class B, int N> struct Wgmma8;
+#define WGMMA_TEXT56 \
+  WGMMA_TEXT32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
+#define WGMMA_D56(i) WGMMA_D32(i), WGMMA_D16(i + 32), WGMMA_D8(i + 48)
 #define WGMMA8(TA, TB, N, D, B, P) \
   template <> struct Wgmma8<TA, TB, N> { WGMMA_SHARED("m64n" #N "k32", #TA "." #TB, D, B, P, "") };
 WGMMA8(e4m3, e4m3, 16, 8, 9, 10)
 WGMMA8(e4m3, e4m3, 32, 16, 17, 18)
 WGMMA8(e4m3, e4m3, 64, 32, 33, 34)
+WGMMA8(e4m3, e4m3, 112, 56, 57, 58)
 WGMMA8(e4m3, e4m3, 128, 64, 65, 66)
+WGMMA8(e4m3, e5m2, 112, 56, 57, 58)
 WGMMA8(e4m3, e5m2, 128, 64, 65, 66)
+WGMMA8(e5m2, e4m3, 112, 56, 57, 58)
 WGMMA8(e5m2, e4m3, 128, 64, 65, 66)
+WGMMA8(e5m2, e5m2, 112, 56, 57, 58)
 WGMMA8(e5m2, e5m2, 128, 64, 65, 66)
 
 // The same with 16 of k: a in the A fragment layout of mma.sync, b K-major in shared memory.

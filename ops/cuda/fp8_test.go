@@ -220,6 +220,11 @@ func fp8Cases() (cs []fp8Case) {
 	}
 	return append(cs, fp8Case{m: 128, n: 256, k: 8192, x: E4M3, w: E4M3, out: F32}, fp8Case{m: 16, n: 256, k: 8192, x: E4M3, w: E4M3, out: F32}, fp8Case{m: 128, n: 256, k: 8192, x: E4M3, w: E4M3, xs: vec, ws: sq, out: F32},
 		fp8Case{m: 16, n: 256, k: 8192, x: BF16, w: E4M3, ws: row, out: F32},
+		// Tiles of 224 columns.
+		fp8Case{m: 131, n: 8500, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, bias: true, residual: true},
+		fp8Case{m: 130, n: 8520, k: 144, x: E4M3, w: E5M2, out: F16, bias: true, residual: true},
+		fp8Case{m: 132, n: 8501, k: 144, x: E4M3, w: E4M3, xs: row, ws: row, out: E4M3, bias: true},
+		fp8Case{m: 140, n: 4300, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, swiglu: true},
 		// Rows of a block's own, several tiles.
 		fp8Case{m: 33, n: 13003, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, bias: true, residual: true},
 		fp8Case{m: 64, n: 13003, k: 144, x: E4M3, w: E4M3, xs: vec, ws: sq, out: F32, residual: true},

@@ -92,24 +92,29 @@ func (g Gemm) maps(xBox, wBox int) (x, w TensorMap) {
 }
 
 // wgmmaTiles is the tiles of a wgmma kernel for many rows: the end of its name, columns of a tile, blocks of a cluster, stages of
-// the ring. Of the two widths the one whose last wave wastes less wins; the narrow one is charged for its lower speed.
-func wgmmaTiles(sms, m, n int, swiglu bool) (name string, width, cluster, stages int) {
-	out := 256
-	if swiglu {
-		out = 128
+// the ring. Of the widths the one whose last wave wastes less wins; narrower ones are charged for their lower speed. There is none
+// between where between is 0.
+func wgmmaTiles(sms, m, n, between int, swiglu bool) (name string, width, cluster, stages int) {
+	rounds := func(rows, width, clusters int) int {
+		if swiglu {
+			width /= 2
+		}
+		return ceilDiv(ceilDiv(m, rows)*ceilDiv(n, width), clusters)
 	}
-	wide := ceilDiv(ceilDiv(m, 256)*ceilDiv(n, out), sms/2) * 256
-	narrow := ceilDiv(ceilDiv(m, 128)*ceilDiv(n, out/2), sms) * 128 * 5 / 4
-	if narrow < wide {
+	width = 256
+	if between > 0 && rounds(256, between, sms/2)*between*25/24 < rounds(256, 256, sms/2)*256 {
+		width = between
+	}
+	if rounds(128, 128, sms)*128*5/4 < rounds(256, width, sms/2)*width {
 		return "128", 128, 1, 6
 	}
-	return "256_pair", 256, 2, 4
+	return fmt.Sprintf("%d_pair", width), width, 2, 4
 }
 
 // tiled is the wgmma kernel for many rows.
 func (g Gemm) tiled(q Queue) error {
 	gpu := q.Target()
-	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, g.SwiGLU)
+	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, 0, g.SwiGLU)
 	if g.SwiGLU {
 		name += "_swiglu"
 	}

@@ -33,3 +33,19 @@ func TestCutOfStreamedRowsCoversThemOnce(t *testing.T) {
 	require.Equal(t, streamCut{form: inHalves, rows: 56, pair: 4, tiles: 1, blocks: 2, owners: 64, box: 224}, cutStream(gpu, 14336, false, inHalves))
 	require.Equal(t, streamCut{rows: 64, pair: 1, tiles: 1, blocks: 2, owners: 64, box: 64}, cutStream(gpu, 4096, false, inHalves))
 }
+
+func TestTilesOfManyRowsWasteLittle(t *testing.T) {
+	for _, c := range []struct {
+		m, n, between int
+		swiglu        bool
+		want          string
+		width         int
+	}{
+		{256, 14336, 224, false, "224_pair", 224}, {256, 14336, 0, false, "256_pair", 256}, {1024, 14336, 224, false, "224_pair", 224}, {256, 14336, 224, true, "224_pair", 224},
+		{2048, 14336, 224, false, "256_pair", 256}, {8192, 8192, 224, false, "256_pair", 256}, {256, 4096, 224, false, "128", 128},
+	} {
+		name, width, _, _ := wgmmaTiles(132, c.m, c.n, c.between, c.swiglu)
+		require.Equal(t, c.want, name, "%+v", c)
+		require.Equal(t, c.width, width, "%+v", c)
+	}
+}
