@@ -10,7 +10,7 @@ func init() {
 	graph.Register(graph.Def{
 		Name:     "bf16_linear",
 		Doc:      "linear with products of bf16",
-		Native:   floats(bf16Linear[float32], bf16Linear[float64]),
+		Native:   bf16Body,
 		Together: bf16Together,
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])
@@ -80,10 +80,11 @@ func (BF16LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	return y, err
 }
 
+var bf16Body = floats(bf16Linear[float32], bf16Linear[float64])
+
 func bf16Linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
-	if isStoredBF16(w.Type) {
-		p := codedLinear(c, w.Bytes(), native.CodedBF16)
+	if p, ok := storedBF16Linear(c); ok {
 		native.BF16LinearsStored(graph.Data[float32](x), rows(x.Type), last(x.Type), []native.CodedLinear{p})
 		return nil
 	}
@@ -91,34 +92,37 @@ func bf16Linear[T native.Float](c *graph.Call) error {
 	return nil
 }
 
+// storedBF16Linear is codedLinear where the weight is stored in bfloat16.
+func storedBF16Linear(c *graph.Call) (p native.CodedLinear, ok bool) {
+	if ok = isStoredBF16(c.In[1].Type); ok {
+		p = codedLinear(c, c.In[1].Bytes(), native.CodedBF16)
+	}
+	return p, ok
+}
+
+// wideBF16Linear is wideLinear where there is one.
+func wideBF16Linear(c *graph.Call) (l native.BF16LinearOf, ok bool) {
+	if ok = c.In[1].DType == dtype.Float32; ok {
+		l = wideLinear(c)
+	}
+	return l, ok
+}
+
 // bf16Together runs linears of one x, up to four at a time.
 func bf16Together(calls []graph.Call) error {
-	var wide [4]native.BF16LinearOf
 	var stored [4]native.CodedLinear
+	var wide [4]native.BF16LinearOf
 	x := calls[0].In[0]
-	if x.DType == dtype.Float64 {
-		for i := range calls {
-			if err := bf16Linear[float64](&calls[i]); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	for len(calls) > 0 {
-		n, kind := 0, isStoredBF16(calls[0].In[1].Type)
-		for ; n < min(len(calls), len(wide)) && isStoredBF16(calls[n].In[1].Type) == kind; n++ {
-			if c := &calls[n]; kind {
-				stored[n] = codedLinear(c, c.In[1].Bytes(), native.CodedBF16)
-			} else {
-				wide[n] = wideLinear(c)
-			}
-		}
-		if kind {
+		n := front(stored[:], calls, storedBF16Linear)
+		if n > 0 {
 			native.BF16LinearsStored(graph.Data[float32](x), rows(x.Type), last(x.Type), stored[:n])
-		} else {
+		} else if n = front(wide[:], calls, wideBF16Linear); n > 0 {
 			native.BF16Linears(graph.Data[float32](x), rows(x.Type), last(x.Type), wide[:n])
+		} else if err := bf16Body(&calls[0]); err != nil {
+			return err
 		}
-		calls = calls[n:]
+		calls = calls[max(1, n):]
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ func init() {
 	graph.Register(graph.Def{
 		Name:     "fp8_weight_linear",
 		Doc:      "linear on an 8-bit weight, activations as they are or 8-bit",
-		Native:   floats(fp8WeightLinear[float32], fp8WeightLinear[float64]),
+		Native:   fp8WeightBody,
 		Together: fp8WeightTogether,
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 {
 			return 2 * int64(in[0].Size()) * int64(in[1].Shape[0])
@@ -161,38 +161,33 @@ func storedMatrix(c *graph.Call) (native.FP8Matrix, error) {
 	return native.FP8Matrix{FP8Blocks: blocks, Format: fp8FormatOf(w.DType), Codes: w.Bytes(), Steps: graph.Data[float32](steps)}, err
 }
 
+// exactFP8Linear is a linear of stored codes and exact activations.
+func exactFP8Linear(c *graph.Call) (l native.FP8LinearOf, ok bool) {
+	if c.In[0].DType != dtype.Float32 || !c.In[1].DType.IsFloat8() || c.Op.(FP8WeightLinearOp).Activations != Exact {
+		return l, false
+	}
+	w, err := storedMatrix(c)
+	return native.FP8LinearOf{Y: graph.Data[float32](c.Out[0]), W: w, B: data[float32](c.In, 3)}, err == nil // else the body says what is wrong
+}
+
 // fp8WeightTogether runs linears of one x, those of stored codes and exact
 // activations up to four at a time.
 func fp8WeightTogether(calls []graph.Call) error {
-	var ls [4]native.FP8LinearOf
+	var exact [4]native.FP8LinearOf
 	x := calls[0].In[0]
-	body := fp8WeightLinear[float32]
-	if x.DType == dtype.Float64 {
-		body = fp8WeightLinear[float64]
-	}
 	for len(calls) > 0 {
-		n := 0
-		for n < min(len(calls), len(ls)) && x.DType == dtype.Float32 && calls[n].In[1].DType.IsFloat8() && calls[n].Op.(FP8WeightLinearOp).Activations == Exact {
-			c := &calls[n]
-			w, err := storedMatrix(c)
-			if err != nil {
-				return err
-			}
-			ls[n] = native.FP8LinearOf{Y: graph.Data[float32](c.Out[0]), W: w, B: data[float32](c.In, 3)}
-			n++
-		}
+		n := front(exact[:], calls, exactFP8Linear)
 		if n > 0 {
-			native.FP8WeightLinears(graph.Data[float32](x), rows(x.Type), last(x.Type), ls[:n])
-			calls = calls[n:]
-			continue
-		}
-		if err := body(&calls[0]); err != nil {
+			native.FP8WeightLinears(graph.Data[float32](x), rows(x.Type), last(x.Type), exact[:n])
+		} else if err := fp8WeightBody(&calls[0]); err != nil {
 			return err
 		}
-		calls = calls[1:]
+		calls = calls[max(1, n):]
 	}
 	return nil
 }
+
+var fp8WeightBody = floats(fp8WeightLinear[float32], fp8WeightLinear[float64])
 
 func fp8WeightLinear[T native.Float](c *graph.Call) error {
 	o := c.Op.(FP8WeightLinearOp)

@@ -13,7 +13,7 @@ func init() {
 	graph.Register(graph.Def{
 		Name:     "linear",
 		Doc:      "y = x w^T + b",
-		Native:   floats(linear[float32], linear[float64]),
+		Native:   linearBody,
 		Together: linearTogether,
 		FLOPs:    func(_ graph.Op, in, out []graph.Type) int64 { return 2 * int64(out[0].Size()) * int64(last(in[0])) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
@@ -117,10 +117,11 @@ func (o LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	return []graph.Type{withLast(x, w.Shape[0])}, nil
 }
 
+var linearBody = floats(linear[float32], linear[float64])
+
 func linear[T native.Float](c *graph.Call) error {
 	x, w := c.In[0], c.In[1]
-	if mem, coding, ok := coded(w, c.Op.(LinearOp).Coding); ok {
-		p := codedLinear(c, mem, coding)
+	if p, ok := storedLinear(c); ok {
 		native.LinearsCoded(graph.Data[float32](x), rows(x.Type), last(x.Type), []native.CodedLinear{p})
 		return nil
 	}
@@ -141,6 +142,23 @@ func codedLinear(c *graph.Call, mem []byte, coding Coding) native.CodedLinear {
 	}
 }
 
+// storedLinear is codedLinear where the weight is read as it is stored.
+func storedLinear(c *graph.Call) (p native.CodedLinear, ok bool) {
+	mem, coding, ok := coded(c.In[1], c.Op.(LinearOp).Coding)
+	if ok {
+		p = codedLinear(c, mem, coding)
+	}
+	return p, ok
+}
+
+// splitLinear is wideLinear where it goes by BF16x6.
+func splitLinear(c *graph.Call) (l native.BF16LinearOf, ok bool) {
+	if ok = c.In[0].DType == dtype.Float32 && c.Op.(LinearOp).BF16x6; ok {
+		l = wideLinear(c)
+	}
+	return l, ok
+}
+
 // wideLinear is a linear on a weight in float32.
 func wideLinear(c *graph.Call) native.BF16LinearOf {
 	return native.BF16LinearOf{
@@ -148,42 +166,37 @@ func wideLinear(c *graph.Call) native.BF16LinearOf {
 	}
 }
 
-// linearTogether runs linears of one x in one launch where all weights are read
-// as they are stored: of a few rows each is too short for several workers. Those
-// by BF16x6 share what is made of x.
+// front puts the linears at the front of calls that of takes into ls, as many as
+// there is room for, and says how many they are.
+func front[L any](ls []L, calls []graph.Call, of func(c *graph.Call) (L, bool)) int {
+	most := min(len(ls), len(calls))
+	for i := range most {
+		l, ok := of(&calls[i])
+		if !ok {
+			return i
+		}
+		ls[i] = l
+	}
+	return most
+}
+
+// linearTogether runs linears of one x, up to four in a launch: those on weights
+// that are read as they are stored, of a few rows each is too short for several
+// workers, and those by BF16x6, which share what is made of x.
 func linearTogether(calls []graph.Call) error {
-	var ps [4]native.CodedLinear
+	var stored [4]native.CodedLinear
+	var split [4]native.BF16LinearOf
 	x := calls[0].In[0]
-	m, k := rows(x.Type), last(x.Type)
-	var wide [len(ps)]native.BF16LinearOf
-	together, split := len(calls) <= len(ps), len(calls) <= len(ps) && x.DType == dtype.Float32
-	for i := 0; i < len(calls) && (together || split); i++ {
-		c := &calls[i]
-		mem, coding, stored := coded(c.In[1], c.Op.(LinearOp).Coding)
-		together, split = together && stored, split && !stored && c.Op.(LinearOp).BF16x6
-		switch {
-		case together:
-			ps[i] = codedLinear(c, mem, coding)
-		case split:
-			wide[i] = wideLinear(c)
-		}
-	}
-	if split {
-		native.BF16x6Linears(graph.Data[float32](x), m, k, wide[:len(calls)])
-		return nil
-	}
-	if together {
-		native.LinearsCoded(graph.Data[float32](x), m, k, ps[:len(calls)])
-		return nil
-	}
-	for i := range calls {
-		body := linear[float32]
-		if x.DType == dtype.Float64 {
-			body = linear[float64]
-		}
-		if err := body(&calls[i]); err != nil {
+	for len(calls) > 0 {
+		n := front(stored[:], calls, storedLinear)
+		if n > 0 {
+			native.LinearsCoded(graph.Data[float32](x), rows(x.Type), last(x.Type), stored[:n])
+		} else if n = front(split[:], calls, splitLinear); n > 0 {
+			native.BF16x6Linears(graph.Data[float32](x), rows(x.Type), last(x.Type), split[:n])
+		} else if err := linearBody(&calls[0]); err != nil {
 			return err
 		}
+		calls = calls[max(1, n):]
 	}
 	return nil
 }
