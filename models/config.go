@@ -208,6 +208,9 @@ func (c Config) Check() error {
 		if err := c.Latent.check(); err != nil {
 			return err
 		}
+		if head := c.Latent.Nope + c.Latent.Rope; c.HeadDim != head || c.KVHeads != c.Heads {
+			return fmt.Errorf("with Latent head_dim must be qk_nope_head_dim and qk_rope_head_dim together, %d, and num_key_value_heads be num_attention_heads, %d, got %d and %d", head, c.Heads, c.HeadDim, c.KVHeads)
+		}
 	}
 	switch {
 	case c.Type == kimiType && (c.Delta == nil || c.Latent == nil):

@@ -154,6 +154,21 @@ func TestWrittenConfigsReadBack(t *testing.T) {
 	}
 }
 
+// TestDeepseekOfCode: what a program leaves out is written as the type's file says
+// it, not left to what its readers take instead.
+func TestDeepseekOfCode(t *testing.T) {
+	c := models.Config{Type: "deepseek_v3", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 6, Context: 16, NormEps: 1e-6, RopeTheta: 1e4,
+		Latent:  &models.Latent{KVRank: 4, Nope: 4, Rope: 2, V: 4},
+		Experts: &models.Experts{Router: ops.Router{Experts: 4, TopK: 2, Sigmoid: true, Renormalize: true}, FFN: 8, Bias: true, Dense: []bool{false}}}
+	var b bytes.Buffer
+	require.NoError(t, c.Write(&b))
+	require.Contains(t, b.String(), `"routed_scaling_factor": 1.0,`)
+	require.Contains(t, b.String(), `"n_group": 1,`)
+	require.Contains(t, b.String(), `"topk_group": 1,`)
+	c.HeadDim = 2
+	require.EqualError(t, c.Write(&b), "with Latent head_dim must be qk_nope_head_dim and qk_rope_head_dim together, 6, and num_key_value_heads be num_attention_heads, 2, got 2 and 2")
+}
+
 // FuzzConfig: whatever a config.json says, reading it does not panic, and what
 // is accepted can be written, read back and stays itself.
 func FuzzConfig(f *testing.F) {

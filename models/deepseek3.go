@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -56,8 +57,8 @@ var deepseek3 = architecture{
 		e, a := c.Experts, c.Latent
 		f.AttentionBias, f.Interleave, f.HeadDim = c.QKVBias, new(!a.Halves), nil
 		f.KVRank, f.QRank, f.RopeHeadDim, f.NopeHeadDim, f.VHeadDim = a.KVRank, new(rank(a.QRank)), a.Rope, a.Nope, &a.V
-		f.ExpertFFN, f.SharedExperts, f.RoutedExperts, f.RoutedScale = e.FFN, new(e.Shared/e.FFN), e.Router.Experts, decimal(e.Router.Scale)
-		f.TopK, f.NormTopK, f.Groups, f.TopGroups = &e.Router.TopK, &e.Router.Renormalize, &e.Router.Groups, &e.Router.KeepGroups
+		f.ExpertFFN, f.SharedExperts, f.RoutedExperts, f.RoutedScale = e.FFN, new(e.Shared/e.FFN), e.Router.Experts, decimal(cmp.Or(e.Router.Scale, 1))
+		f.TopK, f.NormTopK, f.Groups, f.TopGroups = &e.Router.TopK, &e.Router.Renormalize, new(max(1, e.Router.Groups)), new(max(1, e.Router.KeepGroups))
 		dense := 0
 		for dense < len(e.Dense) && e.Dense[dense] {
 			dense++
