@@ -170,7 +170,7 @@ func (a *adapter) Do(vs ...gorgonia.Value) (out gorgonia.Value, err error) {
 	}()
 	n := a.n
 	if a.call.Op == nil {
-		a.call = Call{Op: n.op, In: make([]Tensor, len(n.in)), node: n}
+		a.call = Call{Op: n.op, In: make([]Tensor, len(n.in)), node: n, def: n.def}
 	}
 	for i, v := range vs {
 		if a.call.In[i], err = valueTensor(v, n.in[i].typ); err != nil {
@@ -183,7 +183,7 @@ func (a *adapter) Do(vs ...gorgonia.Value) (out gorgonia.Value, err error) {
 			return out, err
 		}
 		a.call.Out = append(a.call.Out[:0], n.alias(a.call.In[al.Alias()]))
-		return out, n.run(&a.call)
+		return out, a.call.run()
 	}
 	if a.out == nil {
 		t := NewTensor(n.typ)
@@ -192,7 +192,7 @@ func (a *adapter) Do(vs ...gorgonia.Value) (out gorgonia.Value, err error) {
 		}
 		a.call.Out = n.split(t)
 	}
-	return a.out, n.run(&a.call)
+	return a.out, a.call.run()
 }
 
 // valueTensor is the memory of a gorgonia value.

@@ -96,18 +96,32 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 			r.inputs = append(r.inputs, feedSlot{n.name, r.tensor(n)})
 		}
 	}
+	// What the calls are made of lies in the order of the steps: between two
+	// decoded tokens the weights drive it out of the caches.
+	var tensors []Tensor
+	var shapes []int
+	row := func(ts ...Tensor) []Tensor {
+		first := len(tensors)
+		for _, t := range ts {
+			at := len(shapes)
+			shapes = append(shapes, t.Shape...)
+			t.Shape = slices.Clip(shapes[at:])
+			tensors = append(tensors, t)
+		}
+		return slices.Clip(tensors[first:])
+	}
 	r.calls = make([]Call, len(p.Steps))
 	for i, s := range p.Steps {
-		c := Call{Op: s.Node.op, node: s.Node}
-		for _, in := range s.Node.in {
-			c.In = append(c.In, r.tensor(in))
+		n := s.Node
+		var in []Tensor
+		for _, x := range n.in {
+			in = append(in, r.tensor(x))
 		}
-		if _, ok := s.Node.op.(Aliaser); ok {
-			c.Out = []Tensor{r.tensor(s.Node)}
-		} else {
-			c.Out = s.Node.split(r.tensor(s.Node))
+		out := []Tensor{r.tensor(n)}
+		if _, ok := n.op.(Aliaser); !ok {
+			out = n.split(out[0])
 		}
-		r.calls[i] = c
+		r.calls[i] = Call{Op: n.op, In: row(in...), Out: row(out...), node: n, def: n.def}
 	}
 	r.gather()
 	return r, nil
@@ -203,7 +217,7 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 		if r.timing != nil {
 			t = time.Now()
 		}
-		if err := r.plan.Steps[i].Node.run(&r.calls[i], r.calls[i:i+r.group[i]]...); err != nil {
+		if err := r.calls[i].run(r.calls[i : i+r.group[i]]...); err != nil {
 			return err
 		}
 		if r.timing != nil {
@@ -213,27 +227,27 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 	return nil
 }
 
-// run calls the body of n for its call, or for all of those that run together
-// with it; the error, or panic, comes back with n's name.
-func (n *Node) run(c *Call, together ...Call) (err error) {
+// run calls the body for c, or for all of those that run together with it; the
+// error, or panic, comes back with the name of c's node.
+func (c *Call) run(together ...Call) (err error) {
 	defer func() {
 		p := recover()
 		if fault, ok := p.(interface{ Addr() uintptr }); ok {
-			err = located(n.name, n.op.Name(), fmt.Errorf("the memory at %#x cannot be read: was the file of a mapped weight shortened?", fault.Addr()))
+			err = located(c.node.name, c.Op.Name(), fmt.Errorf("the memory at %#x cannot be read: was the file of a mapped weight shortened?", fault.Addr()))
 		} else if p != nil {
-			err = located(n.name, n.op.Name(), fmt.Errorf("panic: %v", p))
+			err = located(c.node.name, c.Op.Name(), fmt.Errorf("panic: %v", p))
 		}
 	}()
 	switch {
-	case n.def.Native == nil:
-		return located(n.name, n.op.Name(), errors.New("no native body is registered"))
+	case c.def.Native == nil:
+		return located(c.node.name, c.Op.Name(), errors.New("no native body is registered"))
 	case len(together) > 1:
-		err = n.def.Together(together)
+		err = c.def.Together(together)
 	default:
-		err = n.def.Native(c)
+		err = c.def.Native(c)
 	}
 	if err != nil {
-		return located(n.scope, n.op.Name(), err)
+		return located(c.node.scope, c.Op.Name(), err)
 	}
 	return nil
 }

@@ -79,7 +79,12 @@ type Call struct {
 	In  []Tensor
 	Out []Tensor
 
+	// Kept is what the body keeps with the call, if anything: an executor makes a
+	// call once and runs it many times. It starts as nil.
+	Kept any
+
 	node *Node
+	def  *Def
 }
 
 // Param is the parameter that input i is, nil where it is not a leaf with

@@ -1,7 +1,7 @@
 package ops
 
 import (
-	"sync"
+	"sync/atomic"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/ops/native"
@@ -13,28 +13,44 @@ import (
 
 const panelsKey = "panels"
 
-// weightPanels are those of a version of a weight.
+// weightPanels are those of a weight.
 type weightPanels struct {
-	mu      sync.RWMutex
+	p   *graph.Param
+	now atomic.Pointer[filledPanels]
+}
+
+// filledPanels are those of a version of a weight.
+type filledPanels struct {
 	version uint64
 	mem     []byte
 }
 
-func newWeightPanels() any { return &weightPanels{} }
+func weightPanelsOf(p *graph.Param) *weightPanels {
+	return p.Attach(panelsKey, func() any { return &weightPanels{p: p} }).(*weightPanels)
+}
 
-// panelsOf are the panels of input i, nil where there are none of its value.
+// current are the panels of the value as it is, nil where there are none.
+func (w *weightPanels) current() []byte {
+	if f := w.now.Load(); f != nil && f.version == w.p.Version() {
+		return f.mem
+	}
+	return nil
+}
+
+// panelsOf are the panels of input i, nil where there are none of its value. The
+// call keeps where they are found: between two launches of a token every look at
+// memory that the weights have driven out of the caches counts.
 func panelsOf(c *graph.Call, i int) []byte {
-	p := c.Param(i)
-	if p == nil {
-		return nil
+	w, ok := c.Kept.(*weightPanels)
+	if !ok {
+		p := c.Param(i)
+		if p == nil {
+			return nil
+		}
+		w = weightPanelsOf(p)
+		c.Kept = w
 	}
-	w := p.Attach(panelsKey, newWeightPanels).(*weightPanels)
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	if w.version != p.Version() {
-		return nil
-	}
-	return w.mem
+	return w.current()
 }
 
 // FillPanels makes panels of the weights in 16 bits that the linears of a plan
@@ -71,11 +87,8 @@ func FillPanels(plan *graph.Plan, share float64) {
 		}
 		seen[p] = true
 		_, coding, _ := coded(p.Tensor(), 0)
-		to := p.Attach(panelsKey, newWeightPanels).(*weightPanels)
-		to.mu.RLock()
-		there := to.mem != nil && to.version == p.Version()
-		to.mu.RUnlock()
-		if n := coding.Panels(p.Type.Shape[0], p.Type.Shape[1]); n > 0 && !there {
+		to := weightPanelsOf(p)
+		if n := coding.Panels(p.Type.Shape[0], p.Type.Shape[1]); n > 0 && to.current() == nil {
 			jobs, total = append(jobs, job{p, to, coding, n}), total+n
 			if p.Forget == nil {
 				staying += p.Type.Bytes()
@@ -91,9 +104,7 @@ func FillPanels(plan *graph.Plan, share float64) {
 		part := mem[:j.bytes:j.bytes]
 		mem = mem[j.bytes:]
 		native.FillPanels(part, j.p.Tensor().Bytes(), j.p.Type.Shape[0], j.p.Type.Shape[1])
-		j.to.mu.Lock()
-		j.to.mem, j.to.version = part, version
-		j.to.mu.Unlock()
+		j.to.now.Store(&filledPanels{version, part})
 		if j.p.Forget != nil {
 			j.p.Forget()
 		}
