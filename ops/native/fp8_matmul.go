@@ -77,30 +77,19 @@ func (d fp8Decoded[T]) from(at int) fp8Decoded[T] {
 	return d
 }
 
-// fp8Words are the constants of fp8_words_amd64.s, which knows the offsets.
-type fp8Words struct {
-	special [32]uint16 // 0: bf16 of the magnitudes that are no normal numbers, by their low 5 bits
-	bias    uint16     // 64: added to the moved magnitude
-	least   uint16     // 66: the least normal magnitude
-	normal  uint16     // 68: how many there are
-	move    uint64     // 72
-	code    uint16     // 80: the bits of a magnitude
-	sign    uint16     // 82
-}
+// fp8Words are the two bytes of the bf16 of each magnitude, for fp8_words_amd64.s.
+type fp8Words struct{ lower, upper [128]byte }
 
-var fp8WordsOf = [...]fp8Words{E4M3: newFP8Words(E4M3, 3, 7, 0x7F), E5M2: newFP8Words(E5M2, 2, 15, 0x7C)}
+var fp8WordsOf = [...]fp8Words{E4M3: newFP8Words(E4M3), E5M2: newFP8Words(E5M2)}
 
-// newFP8Words describes a format by the bits of its mantissa, the bias of its
-// exponent and the first magnitude beyond the normal ones.
-func newFP8Words(f FP8, mantissa, bias int, beyond uint16) fp8Words {
-	w := fp8Words{code: 0x7F, sign: 1 << 15, least: 1 << mantissa, normal: beyond - 1<<mantissa, move: uint64(7 - mantissa), bias: uint16(127-bias) << 7}
-	for v := uint16(0); v <= 0x7F; v++ {
-		if v < w.least || v >= beyond {
-			x := fp8Values[f][v]
-			if w.special[v&31] = uint16(math.Float32bits(x) >> 16); x != x {
-				w.special[v&31] = 0x7FC0
-			}
+func newFP8Words(f FP8) (w fp8Words) {
+	for v := range w.lower {
+		x := fp8Values[f][v]
+		bits := math.Float32bits(x) >> 16
+		if x != x {
+			bits = 0x7FC0
 		}
+		w.lower[v], w.upper[v] = byte(bits), byte(bits>>8)
 	}
 	return w
 }

@@ -5,35 +5,39 @@
 // Words of two bf16 (gemm_bf16_amd64.s says what they are) from the codes of
 // 8-bit floats, whose values bf16 holds exactly.
 //
-// A code without its sign is v, 7 bits. Where v is a normal number its bf16 is v
-// moved to the place of the fields plus the difference of the biases; the others
-// (subnormal numbers below, infinities and NaN above) come from a table by the
-// low 5 bits of v. 32 codes a turn, ten instructions.
+// 64 codes a turn: the lower and the upper byte of a magnitude's bf16 come from
+// tables of 128 bytes each, by the code without its sign, which the lookup does
+// not see; then the bytes of words are put in their places. Five instructions
+// besides loads and stores.
 //
-//	BX the fp8Words, Z20 7F, X21 the move, Z22 the biases, Z23 the least normal v,
-//	Z24 how many are normal, Z25 the table, Z26 the sign
+//	BX the fp8Words, Z20 Z21 the lower bytes, Z22 Z23 the upper ones, Z24 the sign,
+//	Z30 Z31 the places of the first 16 words and of the others
 
-#define CONSTANTS \
-	VMOVDQU64    (BX), Z25      \
-	VPBROADCASTW 64(BX), Z22    \
-	VPBROADCASTW 66(BX), Z23    \
-	VPBROADCASTW 68(BX), Z24    \
-	VMOVQ        72(BX), X21    \
-	VPBROADCASTW 80(BX), Z20    \
-	VPBROADCASTW 82(BX), Z26
+#define CONSTANTS(places, apart) \
+	VMOVDQU64    (BX), Z20         \
+	VMOVDQU64    64(BX), Z21       \
+	VMOVDQU64    128(BX), Z22      \
+	VMOVDQU64    192(BX), Z23      \
+	MOVL         $0x80808080, AX   \
+	VPBROADCASTD AX, Z24           \
+	VMOVDQU64    places<>(SB), Z30 \
+	MOVL         $apart, AX        \
+	VPBROADCASTD AX, Z31           \
+	VPADDB       Z30, Z31, Z31
 
-// DECODE turns the codes in the words of c into bf16 in d; v and t are free.
-#define DECODE(c, d, v, t) \
-	VPANDQ     Z20, c, v          \
-	VPSLLW     X21, v, d          \
-	VPADDW     Z22, d, d          \
-	VPSUBW     Z23, v, t          \
-	VPCMPUW    $5, Z24, t, K3     \
-	VPERMW     Z25, v, K3, d      \
-	VPSLLW     $8, c, t           \
-	VPTERNLOGD $0xF8, Z26, t, d
+// WORDS makes words Z3, Z4 of the codes in Z0; Z1 and Z2 hold the two bytes.
+#define WORDS \
+	VMOVDQA64  Z0, Z1            \
+	VMOVDQA64  Z0, Z2            \
+	VPERMI2B   Z21, Z20, Z1      \
+	VPERMI2B   Z23, Z22, Z2      \
+	VPTERNLOGD $0xF8, Z24, Z0, Z2 \
+	VMOVDQA64  Z30, Z3           \
+	VMOVDQA64  Z31, Z4           \
+	VPERMI2B   Z2, Z1, Z3        \
+	VPERMI2B   Z2, Z1, Z4
 
-// BITS sets AX to the low n bits, n from 0 to 32.
+// BITS sets AX to the low n bits, n from 0 to 63.
 #define BITS(n) \
 	MOVQ n, CX  \
 	MOVQ $1, AX \
@@ -49,33 +53,35 @@ TEXT ·pairRowCodes(SB), NOSPLIT, $0-32
 	MOVQ src+8(FP), SI
 	MOVQ n+16(FP), DX
 	MOVQ f+24(FP), BX
-	CONSTANTS
-	SUBQ $32, DX
+	CONSTANTS(along, 0x20202020)
+	SUBQ $64, DX
 	JLT  rest
 
 full:
-	VPMOVZXBW (SI), Z0
-	DECODE(Z0, Z1, Z2, Z3)
-	VPROLD  $16, Z1, Z1
-	VMOVUPS Z1, (DI)
-	ADDQ    $32, SI
-	ADDQ    $64, DI
-	SUBQ    $32, DX
+	VMOVDQU64 (SI), Z0
+	WORDS
+	VMOVUPS Z3, (DI)
+	VMOVUPS Z4, 64(DI)
+	ADDQ    $64, SI
+	ADDQ    $128, DI
+	SUBQ    $64, DX
 	JGE     full
 
 rest:
-	ADDQ $32, DX
+	ADDQ $64, DX
 	JZ   done
 	BITS(DX)
-	KMOVD AX, K1
-	VPMOVZXBW.Z (SI), K1, Z0
-	DECODE(Z0, Z1, Z2, Z3)
-	VPROLD $16, Z1, Z1
+	KMOVQ AX, K1
+	VMOVDQU8.Z (SI), K1, Z0
+	WORDS
 	INCQ DX
 	SHRQ $1, DX
 	BITS(DX)
 	KMOVW AX, K1
-	VMOVUPS Z1, K1, (DI)
+	SHRQ  $16, AX
+	KMOVW AX, K2
+	VMOVUPS Z3, K1, (DI)
+	VMOVUPS Z4, K2, 64(DI)
 
 done:
 	VZEROUPPER
@@ -85,8 +91,7 @@ done:
 //
 // pairRowsBF16 of codes. Rows are far apart, where nothing fetches the next one:
 // it is asked for 16 rows ahead.
-//	DI dst, R8 ldd, SI src, R9 lds, R12 16 lds, DX rows left, K1 columns,
-//	Z30 Z31 interleave
+//	DI dst, R8 ldd, SI src, R9 lds, R12 16 lds, DX rows left, K1 columns
 TEXT ·pairRowsCodes(SB), NOSPLIT, $0-56
 	MOVQ dst+0(FP), DI
 	MOVQ ldd+8(FP), R8
@@ -95,11 +100,9 @@ TEXT ·pairRowsCodes(SB), NOSPLIT, $0-56
 	MOVQ rows+32(FP), DX
 	MOVQ cols+40(FP), R10
 	MOVQ f+48(FP), BX
-	CONSTANTS
+	CONSTANTS(down, 0x10101010)
 	BITS(R10)
 	KMOVD AX, K1
-	VMOVDQU64 words<>(SB), Z30
-	VMOVDQU64 words<>+64(SB), Z31
 	MOVQ R9, R12
 	SHLQ $4, R12
 	SUBQ $2, DX
@@ -107,19 +110,15 @@ TEXT ·pairRowsCodes(SB), NOSPLIT, $0-56
 
 pair:
 	PREFETCHT0 (SI)(R12*1)
-	VPMOVZXBW.Z (SI), K1, Z0
+	VMOVDQU8.Z (SI), K1, Y0
 	ADDQ R9, SI
 	PREFETCHT0 (SI)(R12*1)
-	VPMOVZXBW.Z (SI), K1, Z4
+	VMOVDQU8.Z (SI), K1, Y5
 	ADDQ R9, SI
-	DECODE(Z0, Z1, Z2, Z3)
-	DECODE(Z4, Z5, Z6, Z7)
-	VMOVDQA64 Z30, Z8
-	VMOVDQA64 Z31, Z9
-	VPERMI2W  Z1, Z5, Z8
-	VPERMI2W  Z1, Z5, Z9
-	VMOVUPS   Z8, (DI)
-	VMOVUPS   Z9, 64(DI)
+	VINSERTI64X4 $1, Y5, Z0, Z0
+	WORDS
+	VMOVUPS Z3, (DI)
+	VMOVUPS Z4, 64(DI)
 	ADDQ R8, DI
 	SUBQ $2, DX
 	JGE  pair
@@ -127,35 +126,33 @@ pair:
 odd:
 	ADDQ $2, DX
 	JZ   end
-	VPMOVZXBW.Z (SI), K1, Z0
-	DECODE(Z0, Z1, Z2, Z3)
-	VPXORQ    Z5, Z5, Z5
-	VMOVDQA64 Z30, Z8
-	VMOVDQA64 Z31, Z9
-	VPERMI2W  Z1, Z5, Z8
-	VPERMI2W  Z1, Z5, Z9
-	VMOVUPS   Z8, (DI)
-	VMOVUPS   Z9, 64(DI)
+	VMOVDQU8.Z (SI), K1, Y0
+	WORDS
+	VMOVUPS Z3, (DI)
+	VMOVUPS Z4, 64(DI)
 
 end:
 	VZEROUPPER
 	RET
 
-// words takes half i of the first operand below half i of the second.
-DATA words<>+0(SB)/8, $0x0021000100200000
-DATA words<>+8(SB)/8, $0x0023000300220002
-DATA words<>+16(SB)/8, $0x0025000500240004
-DATA words<>+24(SB)/8, $0x0027000700260006
-DATA words<>+32(SB)/8, $0x0029000900280008
-DATA words<>+40(SB)/8, $0x002b000b002a000a
-DATA words<>+48(SB)/8, $0x002d000d002c000c
-DATA words<>+56(SB)/8, $0x002f000f002e000e
-DATA words<>+64(SB)/8, $0x0031001100300010
-DATA words<>+72(SB)/8, $0x0033001300320012
-DATA words<>+80(SB)/8, $0x0035001500340014
-DATA words<>+88(SB)/8, $0x0037001700360016
-DATA words<>+96(SB)/8, $0x0039001900380018
-DATA words<>+104(SB)/8, $0x003b001b003a001a
-DATA words<>+112(SB)/8, $0x003d001d003c001c
-DATA words<>+120(SB)/8, $0x003f001f003e001e
-GLOBL words<>(SB), RODATA, $128
+// The places of the first 16 words, in the lower bytes from 0 on and the upper ones
+// from 64 on: along takes numbers 2i+1 and 2i for word i, down numbers 32+i and i.
+DATA along<>+0(SB)/8, $0x4202430340004101
+DATA along<>+8(SB)/8, $0x4606470744044505
+DATA along<>+16(SB)/8, $0x4a0a4b0b48084909
+DATA along<>+24(SB)/8, $0x4e0e4f0f4c0c4d0d
+DATA along<>+32(SB)/8, $0x5212531350105111
+DATA along<>+40(SB)/8, $0x5616571754145515
+DATA along<>+48(SB)/8, $0x5a1a5b1b58185919
+DATA along<>+56(SB)/8, $0x5e1e5f1f5c1c5d1d
+GLOBL along<>(SB), RODATA|NOPTR, $64
+
+DATA down<>+0(SB)/8, $0x4101612140006020
+DATA down<>+8(SB)/8, $0x4303632342026222
+DATA down<>+16(SB)/8, $0x4505652544046424
+DATA down<>+24(SB)/8, $0x4707672746066626
+DATA down<>+32(SB)/8, $0x4909692948086828
+DATA down<>+40(SB)/8, $0x4b0b6b2b4a0a6a2a
+DATA down<>+48(SB)/8, $0x4d0d6d2d4c0c6c2c
+DATA down<>+56(SB)/8, $0x4f0f6f2f4e0e6e2e
+GLOBL down<>(SB), RODATA|NOPTR, $64

@@ -9,7 +9,7 @@ const (
 	portableKernel = iota // Go, any CPU, and float64 everywhere
 	avx2Kernel            // AVX2 and FMA
 	avx512Kernel          // AVX-512 F, DQ, BW, VL
-	bf16Kernel            // and AVX-512 BF16, for products of bf16; the rest is avx512
+	bf16Kernel            // and AVX-512 BF16 and VBMI, for products of bf16 and bytes of codes; the rest is avx512
 	amxKernel             // and AMX tiles, for the same
 )
 

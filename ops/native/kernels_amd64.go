@@ -17,7 +17,7 @@ func chooseKernel() int {
 		best = avx2Kernel
 		if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL {
 			best = avx512Kernel
-			if cpu.X86.HasAVX512BF16 {
+			if cpu.X86.HasAVX512BF16 && cpu.X86.HasAVX512VBMI {
 				best = bf16Kernel
 				if cpu.X86.HasAMXTile && cpu.X86.HasAMXBF16 && requestTiles() {
 					best = amxKernel
