@@ -9,7 +9,7 @@ import (
 // of three bf16 (24 bits of three times 8), and six of the nine products of parts
 // are added in float32; those left out are below 2^-25 of the whole. The sum of a
 // pass is one chain (gemm_amx_amd64.s says which), from zero, and is added to C:
-// one through all of k would have more error than float32's, from k 1024 on.
+// one through all of k would have the error of float32 at k 1024, and more beyond.
 //
 // Parts below 2^-126 count as zero, and parts and products of large numbers may
 // overflow where float32 does not. So rows of op(A) and columns of op(B) whose
