@@ -65,7 +65,8 @@ func TestDeviceExecutorSmolLM2Shape(t *testing.T) {
 	for _, c := range []ops.Coding{ops.Q4_1, ops.Q8_0} {
 		m := smolLM2(t, layers, vocab, c)
 		want := logitsOf(t, m, ids, natively)
-		for dt, bound := range map[dtype.DType]float64{dtype.Float32: 1 - 1e-9, dtype.BFloat16: 0.999, dtype.Float16: 0.9999} {
+		// measured 0.99976 and 0.999997 and above in 16 bits
+		for dt, bound := range map[dtype.DType]float64{dtype.Float32: 1 - 1e-9, dtype.BFloat16: 0.9995, dtype.Float16: 0.99999} {
 			cos := cosine(want, logitsOf(t, m, ids, onCUDA(Options{Compute: dt, Strict: dt != dtype.Float32})))
 			fmt.Printf("SMOLLM2\tshape, %v, %d layers\t%s\tcosine of logits with native %.7f\n", c, layers, dt, cos)
 			require.Greater(t, cos, bound)

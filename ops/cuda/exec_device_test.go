@@ -136,7 +136,8 @@ func TestDeviceExecutorLogits(t *testing.T) {
 			got := logitsOf(t, m, ids, onCUDA(Options{Compute: dt}))
 			cos := cosine(want, got)
 			fmt.Printf("MODEL\t%s\t%s\tcosine of logits with native %.7f\n", name, dt, cos)
-			require.Greater(t, cos, map[dtype.DType]float64{dtype.Float32: 1 - 1e-9, dtype.Float16: 0.99999, dtype.BFloat16: 0.999}[dt])
+			// measured 0.9999994 and 0.99995 and above in 16 bits
+			require.Greater(t, cos, map[dtype.DType]float64{dtype.Float32: 1 - 1e-9, dtype.Float16: 0.999998, dtype.BFloat16: 0.9999}[dt])
 		}
 	}
 }
@@ -255,10 +256,10 @@ func TestDeviceExecutorText(t *testing.T) {
 				same++
 			}
 			fmt.Printf("TEXT\t%s\t%s\tthe first %d of %d tokens are native's\n", name, dt, same, len(got))
-			if dt == dtype.Float32 {
+			if dt != dtype.BFloat16 {
 				require.Equal(t, want, got)
 			}
-			require.Positive(t, same) // 16 bits may take the other of two near-ties
+			require.Positive(t, same) // bf16 may take the other of two near-ties: of qwen3 the first 5 are native's, of the others all
 		}
 	}
 }

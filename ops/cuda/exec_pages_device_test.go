@@ -90,6 +90,11 @@ func narrowPlan(t testing.TB, store dtype.DType, d, hq, hkv, size int) (*graph.P
 
 func TestDeviceExecutorNarrowPages(t *testing.T) {
 	device(t)
+	measured := map[dtype.DType]map[dtype.DType]float64{ // errors, at most
+		dtype.Float32:    {dtype.Float32: 1.7e-7, dtype.Float16: 4.1e-4, dtype.BFloat16: 3.6e-3},
+		dtype.BFloat16:   {dtype.Float32: 2.2e-7, dtype.Float16: 2.4e-3, dtype.BFloat16: 2.7e-3},
+		dtype.Float8E4M3: {dtype.Float32: 1.9e-7, dtype.Float16: 1.1e-2, dtype.BFloat16: 1.5e-2},
+	}
 	for _, store := range []dtype.DType{dtype.Float32, dtype.BFloat16, dtype.Float8E4M3} {
 		for _, s := range [][4]int{{16, 4, 2, 4}, {64, 8, 2, 16}, {128, 8, 2, 16}, {128, 4, 4, 1}, {40, 6, 2, 256}, {256, 4, 2, 16}, {32, 16, 1, 32}}[:shorter(7, 2)] {
 			d, hq, hkv, size := s[0], s[1], s[2], s[3]
@@ -116,15 +121,15 @@ func TestDeviceExecutorNarrowPages(t *testing.T) {
 					copy(got[i].Bytes(), v.Bytes())
 				}
 				require.NoError(t, e.Close())
-				cos := cosine(as[float32](want[0]), graph.Data[float32](got[0]))
 				var diff, ref float64
 				for i, w := range as[float32](want[0]) {
 					g := graph.Data[float32](got[0])[i]
 					diff += float64(g-w) * float64(g-w)
 					ref += float64(w) * float64(w)
 				}
-				fmt.Printf("PAGES\t%s\t%s\tD%d Hq%d Hk%d page %d\tcosine %.8f, error %.2e\n", store, dt, d, hq, hkv, size, cos, math.Sqrt(diff/ref))
-				require.Greater(t, cos, map[dtype.DType]float64{dtype.Float32: 1 - 1e-6, dtype.Float16: 0.9995, dtype.BFloat16: 0.995}[dt])
+				off := math.Sqrt(diff / ref)
+				fmt.Printf("PAGES\t%s\t%s\tD%d Hq%d Hk%d page %d\terror %.2e\n", store, dt, d, hq, hkv, size, off)
+				require.Less(t, off, 2*measured[store][dt])
 				if dt == dtype.Float32 { // of keys the rotation may round to the other side
 					require.Equal(t, want[2], got[2].Bytes(), "the values in the pool")
 				}

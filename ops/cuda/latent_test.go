@@ -205,9 +205,10 @@ func TestDeviceExecutorLatentText(t *testing.T) {
 		}
 		cos := cosine(logitsOf(t, m, prompt, natively), logitsOf(t, m, prompt, onCUDA(Options{Compute: dt})))
 		fmt.Printf("TEXT\tlatent\t%s\tthe first %d of %d tokens are native's, cosine of logits %.6f\n", dt, same, len(got), cos)
-		if dt == dtype.Float32 {
+		if dt != dtype.BFloat16 {
 			require.Equal(t, want, got)
 		}
-		require.Positive(t, same) // 16 bits may take the other of two near-ties
+		require.Positive(t, same)       // bf16 may take the other of two near-ties: the first 35 are native's
+		require.Greater(t, cos, 0.9999) // measured 0.99998 and above
 	}
 }
