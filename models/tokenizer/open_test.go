@@ -57,3 +57,22 @@ func TestAddedTokenOfNothing(t *testing.T) {
 	require.Empty(t, shown)
 	require.Equal(t, 5, tok.VocabSize())
 }
+
+// TestATokenizerThatIsMissingHasNoTokens: models.Opened has none where the files
+// of a model have none.
+func TestATokenizerThatIsMissingHasNoTokens(t *testing.T) {
+	for _, none := range []*Tokenizer{nil, {}} {
+		_, err := none.Encode("a", EncodeOptions{})
+		require.EqualError(t, err, "tokenizer: encode: the tokenizer is missing: Open makes one")
+		require.Empty(t, none.Decode([]int32{0, 1, -1}, true))
+		s := none.Stream(false)
+		require.Empty(t, s.Push(0)+s.Push(-1)+s.Flush())
+		require.Zero(t, none.VocabSize())
+		_, ok := none.TokenToID("a")
+		require.False(t, ok)
+		_, ok = none.IDToToken(0)
+		require.False(t, ok)
+		require.False(t, none.IsSpecial(0))
+		require.Equal(t, SpecialIDs{BOS: -1, EOS: -1, Unknown: -1, Pad: -1}, none.Special())
+	}
+}

@@ -74,6 +74,7 @@ type Stream struct {
 
 // Stream starts an incremental decoding.
 func (t *Tokenizer) Stream(skipSpecial bool) *Stream {
+	t = t.some()
 	return &Stream{t: t, skipSpecial: skipSpecial, chain: newChain(t.decode(true))}
 }
 

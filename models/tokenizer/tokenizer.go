@@ -49,6 +49,21 @@ type SpecialIDs struct {
 // noSpecialIDs is SpecialIDs with no role filled.
 func noSpecialIDs() SpecialIDs { return SpecialIDs{BOS: -1, EOS: -1, Unknown: -1, Pad: -1} }
 
+// some is t, and a tokenizer without tokens for one that Open did not make: a
+// model whose files have none has a nil one.
+func (t *Tokenizer) some() *Tokenizer {
+	if t == nil || t.enc == nil {
+		return &noTokenizer
+	}
+	return t
+}
+
+var noTokenizer = Tokenizer{
+	decode:  func(bool) []stage { return nil },
+	vocab:   vocabulary{find: func(string) (int32, bool) { return 0, false }},
+	special: noSpecialIDs(),
+}
+
 // Encode returns the ids of text.
 func (t *Tokenizer) Encode(text string, o EncodeOptions) ([]int32, error) {
 	return t.AppendEncode(nil, text, o)
@@ -70,6 +85,7 @@ func (t *Tokenizer) AppendEncode(dst []int32, text string, o EncodeOptions) ([]i
 // are special tokens when skipSpecial is set. Bytes that are no UTF-8 become
 // U+FFFD; the tokenizer of Byte alone keeps them.
 func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
+	t = t.some()
 	c := newChain(t.decode(false))
 	for _, id := range ids {
 		if token, ok := t.vocab.shown(id, skipSpecial); ok {
@@ -81,20 +97,20 @@ func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 }
 
 // VocabSize is the number of tokens, added tokens included.
-func (t *Tokenizer) VocabSize() int { return t.vocab.size() }
+func (t *Tokenizer) VocabSize() int { return t.some().vocab.size() }
 
 // TokenToID returns the id of a token as it is written in the file.
-func (t *Tokenizer) TokenToID(token string) (int32, bool) { return t.vocab.id(token) }
+func (t *Tokenizer) TokenToID(token string) (int32, bool) { return t.some().vocab.id(token) }
 
 // IDToToken returns a token as it is written in the file.
-func (t *Tokenizer) IDToToken(id int32) (string, bool) { return t.vocab.token(id) }
+func (t *Tokenizer) IDToToken(id int32) (string, bool) { return t.some().vocab.token(id) }
 
 // IsSpecial tells whether id is a special token, which Decode can leave out.
-func (t *Tokenizer) IsSpecial(id int32) bool { return t.vocab.isSpecial(id) }
+func (t *Tokenizer) IsSpecial(id int32) bool { return t.some().vocab.isSpecial(id) }
 
 // Special returns the ids with a role.
 func (t *Tokenizer) Special() SpecialIDs {
-	s := t.special
+	s := t.some().special
 	s.Stop = slices.Clone(s.Stop)
 	return s
 }
