@@ -127,6 +127,10 @@ func compare(ctx context.Context, plain, cast *graph.Builder, feeds graph.Feeds)
 	if err != nil {
 		return nil, err
 	}
+	if err := cast.Store().Hold(); err != nil { // the weights are read
+		return nil, err
+	}
+	defer cast.Store().Release()
 	for _, l := range layers {
 		x, w := l.n.In()[0], l.n.In()[1]
 		e := LayerError{Weight: w.Name(), Op: l.n.Op().Name(), Error: relative(value(l.y), plainValue(l.plain))}

@@ -60,13 +60,16 @@ func (l *layer) feedForward(x *graph.Node) *graph.Node {
 	return l.drop.apply(x, fmt.Sprintf("mlp.%d", l.index))
 }
 
+// choiceBias is the bias of the choice, by the scope of a mixture.
+const choiceBias = "gate.e_score_correction_bias"
+
 func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node {
 	n, d := e.Router.Experts, l.c.Hidden
 	logits := ops.Linear(x, s.Param("gate.weight", n, d))
 	var bias *graph.Node
 	if e.Bias {
-		bias = s.Param("gate.e_score_correction_bias", n)
-		if p := bias.Param(); p != nil {
+		bias = s.Param(choiceBias, n)
+		if p := bias.Param(); p != nil && !p.Frozen { // no write where graphs of a model are built side by side
 			p.Frozen = true // it steers the load and has no gradient
 		}
 	}

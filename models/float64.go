@@ -8,9 +8,10 @@ import (
 // Float64 returns the model with its weights widened to float64: its graphs,
 // built with graph.Float(dtype.Float64), are the same computation in float64.
 func (m *Transformer) Float64() (*Transformer, error) {
-	if err := m.usable(); err != nil {
+	if err := m.hold(); err != nil {
 		return nil, err
 	}
+	defer m.params.Release()
 	w, err := New(m.Config)
 	if err != nil {
 		return nil, err

@@ -163,7 +163,7 @@ func load(c Config, s *source) (m *Transformer, report LoadReport, err error) {
 	}
 	for _, p := range made.params.All() {
 		// Some lie in the file: training would move the others alone.
-		p.Frozen = p.Frozen || !s.kept.wide
+		p.Frozen = p.Frozen || !s.kept.wide || strings.HasSuffix(p.Name, choiceBias)
 	}
 	return made, report, nil
 }

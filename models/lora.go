@@ -293,6 +293,10 @@ func (ad *Adapted) Merge() (*Transformer, error) {
 	if err := ad.usable(); err != nil {
 		return nil, err
 	}
+	if err := ad.hold(); err != nil {
+		return nil, err
+	}
+	defer ad.params.Release()
 	m, err := New(ad.Config)
 	if err != nil {
 		return nil, err

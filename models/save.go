@@ -50,9 +50,10 @@ func (m *Transformer) Save(dir string, opts ...SaveOption) error {
 func (m *Transformer) WriteFiles(dir string) error { return m.writeFiles(dir, saving{}) }
 
 func (m *Transformer) writeFiles(dir string, s saving) error {
-	if err := m.usable(); err != nil {
+	if err := m.hold(); err != nil {
 		return err
 	}
+	defer m.params.Release()
 	stored := dtype.Float32
 	if table := m.params.Get(tableName); table != nil && table.Type.DType != dtype.UInt8 {
 		stored = table.Type.DType

@@ -217,3 +217,38 @@ func TestAClosedModelSaysSo(t *testing.T) {
 		}
 	}
 }
+
+// TestCloseWaitsForWhatReadsTheWeights: they lie in mapped files, and are gone
+// after it.
+func TestCloseWaitsForWhatReadsTheWeights(t *testing.T) {
+	for range 10 {
+		o, err := models.Open("testdata/golden/qwen3")
+		require.NoError(t, err)
+		ad, err := o.Adapt(models.LoRA{Rank: 1, Alpha: 1}, 1)
+		require.NoError(t, err)
+		began, ended := make(chan bool), make(chan error, 4)
+		dir := t.TempDir()
+		for _, read := range []func() error{
+			func() error { _, err := ad.Merge(); return err },
+			func() error { _, err := o.Float64(); return err },
+			func() error { return o.Save(filepath.Join(dir, "stored")) },
+			func() error { return o.Save(filepath.Join(dir, "wide"), models.As(dtype.Float32)) },
+		} {
+			go func() {
+				began <- true
+				var err error
+				for err == nil {
+					err = read()
+				}
+				ended <- err
+			}()
+		}
+		for range 4 {
+			<-began
+		}
+		require.NoError(t, o.Close())
+		for range 4 {
+			require.ErrorContains(t, <-ended, "the model is closed")
+		}
+	}
+}

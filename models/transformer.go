@@ -63,10 +63,20 @@ func (m *Transformer) Missing() bool { return m == nil || m.params == nil }
 
 // usable refuses a model whose weights are gone, or never were.
 func (m *Transformer) usable() error {
+	err := m.hold()
+	if err == nil {
+		m.params.Release()
+	}
+	return err
+}
+
+// hold keeps Close, after which the weights may be gone, waiting until
+// params.Release; see graph.Params.Hold.
+func (m *Transformer) hold() error {
 	if m.Missing() {
 		return errors.New("models: the model has no parameters: New, KimiLinear, Load and Open make one that has")
 	}
-	if err := m.params.Usable(); err != nil {
+	if err := m.params.Hold(); err != nil {
 		return fmt.Errorf("models: %w", err)
 	}
 	return nil
