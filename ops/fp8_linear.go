@@ -193,7 +193,7 @@ type fp8Operand[T native.Float] struct {
 // quantize makes codes of x.
 func (x *fp8Operand[T]) quantize(codes []byte, step float32, f native.FP8) {
 	if x.codes != nil && x.step == step && x.format == f {
-		copy(codes, x.codes)
+		native.FP8CopyCodes(codes, x.codes)
 	} else {
 		native.FP8TensorQuantize(codes, x.x, step, f)
 	}

@@ -251,6 +251,19 @@ func fp8FlatUnit[T Float](a *fp8FlatArgs[T], i int) {
 	fp8Encode(a.codes[lo:hi], a.x[lo:hi], a.step, a.f)
 }
 
+// FP8CopyCodes copies codes in the parts in which FP8TensorQuantize makes them, so
+// that each worker has those of its own rows.
+func FP8CopyCodes(dst, src []byte) {
+	fp8Copy.launch(ceilDiv(len(src), fp8Unit), fp8CopyArgs{dst, src})
+}
+
+type fp8CopyArgs struct{ dst, src []byte }
+
+var fp8Copy = newKernel(func(a *fp8CopyArgs, i int) {
+	lo, hi := i*fp8Unit, min((i+1)*fp8Unit, len(a.src))
+	copy(a.dst[lo:hi], a.src[lo:hi])
+})
+
 type fp8AmaxArgs[T Float] struct {
 	amax, partial []float32
 	x             []T

@@ -505,3 +505,15 @@ func BenchmarkFP8WeightLinear(b *testing.B) {
 		}
 	})
 }
+
+func TestFP8CopyCodes(t *testing.T) {
+	for _, n := range []int{0, 1, fp8Unit, 2*fp8Unit + 7} {
+		src, dst := make([]byte, n), make([]byte, n+1)
+		for i := range src {
+			src[i] = byte(i * 37)
+		}
+		FP8CopyCodes(dst, src)
+		require.Equal(t, src, dst[:n])
+		require.Zero(t, dst[n], "nothing beyond")
+	}
+}
