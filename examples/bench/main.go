@@ -116,9 +116,10 @@ func run(args []string, out, errOut io.Writer) error {
 	if *asJSON {
 		return json.NewEncoder(out).Encode(r)
 	}
-	fmt.Fprintf(out, "%s %s on %s (%s), %v\n", r.Shape, r.Dtype, r.Backend, b.Why, r)
+	text := fmt.Sprintf("%s %s on %s (%s), %v\n", r.Shape, r.Dtype, r.Backend, b.Why, r)
 	if r.Profile != nil {
-		fmt.Fprint(out, r.Profile)
+		text += fmt.Sprint(r.Profile)
 	}
-	return nil
+	_, err = fmt.Fprint(out, text)
+	return err
 }

@@ -47,3 +47,12 @@ func TestBenchMeasures(t *testing.T) {
 		require.EqualError(t, run(args, io.Discard, io.Discard), want)
 	}
 }
+
+// full is where nothing more can be written.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
+
+func TestAResultThatIsNotWrittenIsAnError(t *testing.T) {
+	require.ErrorIs(t, run([]string{"-shape", "tiny", "-steps", "1", "-context", "1", "-backend", "native"}, full{}, io.Discard), io.ErrShortWrite)
+}

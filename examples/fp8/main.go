@@ -364,10 +364,10 @@ func (s settings) layers(ctx context.Context, m *models.Transformer, o autocast.
 		return err
 	}
 	fmt.Fprintf(out, "layers on held-out text, the trained weights in float32 and in FP8\n%s", cmp)
+	last := "no linear was large enough for FP8"
 	if w := cmp.Worst(); w != nil {
-		fmt.Fprintf(out, "\nworst layer: %s, error %.4f of its output\n", w.Weight, w.Own)
-	} else {
-		fmt.Fprintln(out, "\nno linear was large enough for FP8")
+		last = fmt.Sprintf("worst layer: %s, error %.4f of its output", w.Weight, w.Own)
 	}
-	return nil
+	_, err = fmt.Fprintln(out, "\n"+last)
+	return err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -87,4 +88,14 @@ func TestFlagsAreChecked(t *testing.T) {
 		err := run(context.Background(), strings.Fields(args), &out, &out)
 		require.ErrorContains(t, err, want, args)
 	}
+}
+
+// full is where nothing more can be written.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
+
+func TestAResultThatIsNotWrittenIsAnError(t *testing.T) {
+	const args = "-steps 1 -layers 1 -dim 8 -heads 1 -ffn 8 -context 8 -batch 1 -backend native -text "
+	require.ErrorIs(t, run(context.Background(), strings.Fields(args+textFile(t)), full{}, io.Discard), io.ErrShortWrite)
 }
