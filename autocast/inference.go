@@ -204,7 +204,8 @@ func ParseCalibration(raw []byte) (*Calibration, error) {
 // parameter of a name becomes float8_e4m3 and its steps, [N,1], or those of the
 // blocks of a stack of experts, a parameter of that name with "_scale". It takes a quarter of the memory, and so does a
 // checkpoint of it. Graphs are to be built again: ops.Linear then reads the
-// codes. names are usually Report.Cast of FP8Inference.
+// codes. names are usually Report.Cast of FP8Inference; a table that is the head
+// too, which Include may have named, is not to be stored: ops.Embedding reads no codes.
 func StoreFP8(params *graph.Params, names []string) error {
 	type stored struct {
 		p     *graph.Param
