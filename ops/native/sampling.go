@@ -140,14 +140,19 @@ func punish[T Float](y, z []T, seen []int32, penalty T) {
 	}
 }
 
+// drawBlock is the logits whose largest is looked for at a time.
+const drawBlock = 1024
+
 func drawToken[T Float](z []T, d Draw) int32 {
 	best, top := NoneDrawn, T(math.Inf(-1))
-	for id, x := range z {
-		if x != x {
+	for at := 0; at < len(z); at += drawBlock {
+		block := z[at:min(at+drawBlock, len(z))]
+		m := maxOf(block)
+		if m != m {
 			return NaNLogit
 		}
-		if x > top {
-			best, top = id, x
+		if m > top {
+			best, top = at+slices.Index(block, m), m
 		}
 	}
 	if math.IsInf(float64(top), 0) {

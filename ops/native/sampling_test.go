@@ -81,6 +81,25 @@ func TestS01_EdgesOfSampling(t *testing.T) {
 	require.Equal(t, []int{0, 4000, 0, 0}, draws(t, tie, Draw{}), "the lowest id among equals")
 }
 
+// Of a vocabulary of several blocks and a rest the first of the largest is drawn,
+// and a NaN anywhere is found.
+func TestGreedyOverBlocks(t *testing.T) {
+	const n = 2*drawBlock + 37
+	places := []int{0, 1, drawBlock - 1, drawBlock, 2*drawBlock - 1, 2 * drawBlock, n - 1}
+	for i, at := range places {
+		z := make([]float32, n)
+		for j := range z {
+			z[j] = -1 - float32(j%5)
+		}
+		for _, later := range places[i:] {
+			z[later] = 7
+		}
+		require.Equal(t, []int32{int32(at)}, drawn(t, z, Draw{}, 1), "the largest at %d", at)
+		z[at] = float32(math.NaN())
+		require.EqualValues(t, NaNLogit, drawToken(z, Draw{}), "NaN at %d", at)
+	}
+}
+
 func TestCutsKeepTheLikeliest(t *testing.T) {
 	z := logits(0, math.Log(2), math.Log(4), math.Log(8)) // 1/15, 2/15, 4/15, 8/15
 	for _, c := range []struct {
