@@ -16,6 +16,7 @@
 template <class T, int COLS, bool BLOCK> struct Weights {
   static constexpr int BK = 128, XTILES = 2;
   static constexpr bool STEPS = true, LATE = !BLOCK && COLS < 64;  // 64 columns leave no registers for it
+  static constexpr int AHEAD = BLOCK && COLS == 64 ? 1 : 4;     // quarters of a stage whose codes are read before the first is widened
   typedef T Bias;
   template <class F> static __device__ __forceinline__ void dispatch(int out, F f) {
     if (out == 2) f(float(), float());
@@ -25,25 +26,33 @@ template <class T, int COLS, bool BLOCK> struct Weights {
   template <class Release, class OfW, class OfX>
   static __device__ __forceinline__ void step(float (&d)[2][COLS / 2], uint32_t w, uint32_t x, uint32_t second, Release release, OfW of_w, OfX of_x) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    uint32_t a[2][4][4];
+    uint32_t a[2][4][4], codes[AHEAD][2][4];
+    auto read = [&](int n) {  // 64 k of wgmma tile n / 2
+      const uint32_t row = w + n / 2 * second + (warp * 16 + lane % 16) * 128;
+#pragma unroll
+      for (int h = 0; h < 2; h++) ldmatrix4(codes[n % AHEAD][h], row + ((n % 2 * 4 + h * 2 + lane / 16) ^ (lane % 8)) * 16);
+    };
+    if (AHEAD > 1)
+#pragma unroll
+      for (int n = 0; n < AHEAD; n++)
+        if (n < 2 || second) read(n);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if (i && !second) break;
       float part[COLS / 2];
-      const uint32_t row = w + i * second + (warp * 16 + lane % 16) * 128;
 #pragma unroll
       for (int q = 0; q < 2; q++) {
         if (LATE || !BLOCK && i) wgmma_wait<1>();  // the fragments of two groups ago are free
         if (LATE && i == 0 && q == 1) release();
+        if (AHEAD == 1) read(i * 2 + q);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          uint32_t codes[4];
-          ldmatrix4(codes, row + ((q * 4 + h * 2 + lane / 16) ^ (lane % 8)) * 16);
+          const uint32_t(&from)[4] = codes[(i * 2 + q) % AHEAD][h];
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             uint32_t(&f)[4] = a[q][2 * h + e];
-            f[0] = fp8_widen<T>(codes[2 * e]), f[1] = fp8_widen<T>(codes[2 * e + 1]);
-            f[2] = fp8_widen<T>(codes[2 * e] >> 16), f[3] = fp8_widen<T>(codes[2 * e + 1] >> 16);
+            f[0] = fp8_widen<T>(from[2 * e]), f[1] = fp8_widen<T>(from[2 * e + 1]);
+            f[2] = fp8_widen<T>(from[2 * e] >> 16), f[3] = fp8_widen<T>(from[2 * e + 1] >> 16);
           }
         }
         float(&to)[COLS / 2] = BLOCK ? part : d[i];

@@ -53,6 +53,23 @@ __device__ __forceinline__ void store_remote(uint32_t to, float a, float b, floa
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// Four neighbours, or what is left of them.
+template <class Out> __device__ __forceinline__ void put4(const Sink& s, long i, const float (&u)[4], int left) {
+  Out* to = (Out*)s.y + i;
+  if (left < 4 || (uintptr_t)to % (4 * sizeof(Out))) {
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+      if (e < left) put<Out>(s, i + e, u[e]);
+  } else if constexpr (sizeof(Out) == 4) {
+    *(float4*)to = make_float4(u[0], u[1], u[2], u[3]);
+  } else if constexpr (sizeof(Out) == 2) {
+    *(uint2*)to = make_uint2(pack2<Out>(u[0], u[1]), pack2<Out>(u[2], u[3]));
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) put2<Out>(s, to + e, u[e], u[e + 1]);
+  }
+}
+
 // Math has BK, the k of a stage; XTILES, the boxes of 128 bytes that x comes in; Bias, its type; STEPS, whether operands are codes;
 // step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the second wgmma tile, unless `second` is 0, lies
 // that many bytes behind the first) and calls release when it no longer reads the stage; LATE, whether it leaves products under way
@@ -181,18 +198,17 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   auto bias_of = [&](int c, bool live) { return p.sink.bias && live ? to_float(((const typename Math::Bias*)p.sink.bias)[c]) : 0.f; };
   auto residual_of = [&](auto type, int r, int c) { return p.sink.residual && r < p.m ? to_float(((const decltype(type)*)p.sink.residual)[r * p.sink.residual_stride + c]) : 0.f; };
   float amax = 0.f;
-  // One result from the sums of its row of w, and of the second half's with DUAL.
-  auto result = [&](auto type, int r, int c, float u, float z, float fu, float fz, float bias, float more) {
-    typedef decltype(type) Out;
+  // One result of row r of x from the sums of its row of w, and of the second half's with DUAL.
+  auto result = [&](auto type, int r, float u, float z, float fu, float fz, float bias, float more) {
     if (Math::STEPS) {
       const float fx = x_steps[r];
       u *= fx * fu, z *= fx * fz;
     }
-    if (DUAL) u = u / (1.f + (sizeof(Out) == 4 ? expf(-u) : __expf(-u))) * z;
+    if (DUAL) u = u / (1.f + (sizeof(type) == 4 ? expf(-u) : __expf(-u))) * z;
     u += bias;
     u += more;
     if (Math::STEPS) amax = fmaxf(amax, fabsf(u));
-    put<Out>(p.sink, r * p.sink.stride + c, u);
+    return u;
   };
   int slot = start % p.stages, parity = start / p.stages & 1, at = start, held = -1;
   for (int tile = 0; tile < tiles; tile++) {
@@ -238,31 +254,43 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
       held = -1;
     }
     if constexpr (OWN) {
-      // Rows 8 half and on of every 16; in two blocks they are block half's. Then by a loop over what each thread has put aside: what
-      // runs once a tile comes from memory instruction by instruction.
+      // Rows 8 half and on of every 16; in two blocks they are block half's. Each warp puts its sums aside and gives them by a loop: what
+      // runs once a tile comes from memory instruction by instruction. TURNED, four neighbours of a row of y at a time.
+      constexpr bool TURNED = COLS >= 32 && !DUAL;
       constexpr int VECTOR = PART < 4 ? PART : 4;
       struct alignas(VECTOR * 4) Vector { float v[VECTOR]; };
       auto part = [&](int half, int i, int q) { return half ? d[i][q / 2 * 4 + 2 + q % 2] : d[i][q / 2 * 4 + q % 2]; };
-      auto aside = [&](int i, int q) { return (Vector*)(sums + (i * 2 + wg) * COLS * 128 + q * 512) + mine; };
+      auto aside = [&](int i) { return (Vector*)(sums + ((i * 2 + wg) * 4 + warp) * COLS * 32) + lane; };  // [PART / VECTOR][32]
+      auto put_aside = [&](int i, int q, const Vector& f) {
+        if (TURNED) {
+#pragma unroll
+          for (int e = 0; e < VECTOR; e++) ((float*)(aside(i) - lane))[(q + e) * 32 + t * 8 + g] = f.v[e];
+        } else {
+          aside(i)[q / VECTOR * 32] = f;
+        }
+      };
       if constexpr (HALVES) {
         if (tile) barrier_wait(freed + wg, (tile - 1) & 1);
-        const uint32_t dst = remote_address(aside(0, 0), rank ^ 1), bar = remote_address(received + wg, rank ^ 1);
+        const uint32_t dst = remote_address(aside(0), rank ^ 1), bar = remote_address(received + wg, rank ^ 1);
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
-          for (int q = 0; q < PART; q += 4) store_remote(dst + i * COLS * 256 + q * 512, part(rank ^ 1, i, q), part(rank ^ 1, i, q + 1), part(rank ^ 1, i, q + 2), part(rank ^ 1, i, q + 3), bar);
+          for (int q = 0; q < PART; q += 4) store_remote(dst + i * COLS * 256 + q * 128, part(rank ^ 1, i, q), part(rank ^ 1, i, q + 1), part(rank ^ 1, i, q + 2), part(rank ^ 1, i, q + 3), bar);
         if (COLS >= 64) columns_of_w();
         barrier_wait(received + wg, tile & 1);
         if (mine == 0 && tile + 1 < tiles) barrier_expect(received + wg, PART_BYTES);
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < 2; i++) {
+          Vector f[PART / VECTOR];
 #pragma unroll
-          for (int q = 0; q < PART; q += VECTOR) {
-            Vector f = *aside(i, q);
-#pragma unroll
-            for (int e = 0; e < VECTOR; e++) f.v[e] += part(rank, i, q + e);
-            *aside(i, q) = f;
+          for (int q = 0; q < PART; q++) {
+            if (q % VECTOR == 0) f[q / VECTOR] = aside(i)[q / VECTOR * 32];
+            f[q / VECTOR].v[q % VECTOR] += part(rank, i, q);
           }
+          __syncwarp();
+#pragma unroll
+          for (int q = 0; q < PART; q += VECTOR) put_aside(i, q, f[q / VECTOR]);
+        }
       }
 #pragma unroll 1
       for (int pass = 0; pass < (HALVES && DUAL ? 1 : 2); pass++) {
@@ -274,24 +302,40 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
               Vector f;
 #pragma unroll
               for (int e = 0; e < VECTOR; e++) f.v[e] = part(pass, i, q + e);
-              *aside(i, q) = f;
+              put_aside(i, q, f);
             }
-        const float fu = pass ? fw[1] : fw[0], fv = pass ? fz[1] : fz[0], b = pass ? bias[1] : bias[0];
-        const int here = c + pass * apart();
+        // What this thread gives: of its own row of w, or of four.
+        const int four = lane % 2 * 4, here = c + pass * apart() - (TURNED ? g - four : 0), left = TURNED ? p.n - here : VECTOR;
+        float fu[VECTOR], fv[VECTOR], b[VECTOR];
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) {
+          auto of = [&](float x) { return TURNED ? __shfl_sync(~0u, x, (four + e) * 4) : x; };
+          fu[e] = of(pass ? fw[1] : fw[0]), fv[e] = DUAL ? of(pass ? fz[1] : fz[0]) : 1.f, b[e] = of(pass ? bias[1] : bias[0]);
+        }
+        if (TURNED) __syncwarp();
         auto finish = [&](auto out, auto residual) {
+          typedef decltype(out) Out;
 #pragma unroll 1
           for (int q = 0; q < PART; q += VECTOR) {
-            auto column = [&](int e) { return (q + e) / 2 * 8 + 2 * t + e % 2; };
-            float more[VECTOR];  // in front of the stores, as below
+            const int unit = q / VECTOR * 32 + lane;
+            auto column = [&](int e) { return TURNED ? unit / 16 * 8 + unit / 2 % 4 * 2 + unit / 8 % 2 : (q + e) / 2 * 8 + 2 * t + e % 2; };
+            auto given = [&](int e) { return column(e) < p.m && e < left; };
+            float more[VECTOR], v[VECTOR];  // in front of the stores, as below
 #pragma unroll
-            for (int e = 0; e < VECTOR; e++) more[e] = residual_of(residual, column(e), here);
-            const Vector u = *aside(HALVES ? pass : 0, q), z = *aside(DUAL ? 1 : 0, q);
+            for (int e = 0; e < VECTOR; e++) more[e] = e < left ? residual_of(residual, column(e), TURNED ? here + e : here) : 0.f;
+            const Vector u = aside(HALVES && !DUAL ? pass : 0)[q / VECTOR * 32], z = aside(DUAL ? 1 : 0)[q / VECTOR * 32];
 #pragma unroll
-            for (int e = 0; e < VECTOR; e++)
-              if (column(e) < p.m) result(out, column(e), here, u.v[e], z.v[e], fu, fv, b, more[e]);
+            for (int e = 0; e < VECTOR; e++) {
+              if (!given(e)) continue;
+              v[e] = result(out, column(e), u.v[e], z.v[e], fu[e], fv[e], b[e], more[e]);
+              if (!TURNED) put<Out>(p.sink, column(e) * p.sink.stride + here, v[e]);
+            }
+            if constexpr (TURNED)
+              if (column(0) < p.m) put4<Out>(p.sink, column(0) * p.sink.stride + here, v, left);
           }
         };
-        if (pass ? live[1] : live[0]) Math::dispatch(p.sink.out, finish);
+        const bool inside = TURNED ? line - g + (ALONE ? pass * 8 : 0) < p.rows && left > 0 : pass ? live[1] : live[0];
+        if (inside) Math::dispatch(p.sink.out, finish);
         __syncwarp();
       }
       if (HALVES && tile + 1 < tiles) {
@@ -363,7 +407,9 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
 #pragma unroll
             for (int q = 0; q < CHUNK; q++) {
               const int r = column(q0 + q);
-              if (r < p.m) result(out, r, c + i * p.rows, v[i][q0 + q], v[1][q0 + q], fw[i], fw[1], bias[i], e[i][q]);
+              if (r >= p.m) continue;
+              const float u = result(out, r, v[i][q0 + q], v[1][q0 + q], fw[i], fw[1], bias[i], e[i][q]);
+              put<decltype(out)>(p.sink, r * p.sink.stride + (c + i * p.rows), u);
             }
           }
         }

@@ -90,7 +90,8 @@ template <class T> __device__ __noinline__ void code_rows(Coded to, float* steps
   amax = warp_largest(amax), met = warp_largest(met);
   if (lane == 0) largest_of[0][warp] = amax, largest_of[1][warp] = met;
   asm volatile("bar.sync 3, 256;" ::: "memory");
-  for (int v = r * each / 32; v < (r + 1) * each / 32; v++) amax = fmaxf(amax, largest_of[0][v]), met = max_nan(met, largest_of[1][v]);
+  const int of_row = r * (each / 32) + min(lane, each / 32 - 1);
+  amax = warp_largest(largest_of[0][of_row]), met = warp_largest(largest_of[1][of_row]);
   const float step = step_of<false>(amax, 0);
   if (r >= m) return;
   if (i == 0) steps[r] = step;
