@@ -1,6 +1,6 @@
-// x of a streaming product in 16 bits whose rows become E4M3 codes on their way, with a step for each row, perhaps through an RMSNorm:
-// what a norm and a quantisation by rows in front would give, by every block for itself. Rows are copied whole to shared memory, and
-// loops stay loops: what runs once comes from memory instruction by instruction.
+// x of a streaming product in 16 bits whose rows become E4M3 codes on their way, with a step for each row: what a quantisation by rows
+// in front would give, by every block for itself. Rows are copied whole to shared memory, and loops stay loops: what runs once comes
+// from memory instruction by instruction.
 #pragma once
 #include "grid.cuh"
 #include "hopper.cuh"
@@ -8,10 +8,7 @@
 
 template <class T> struct Rows {
   const T* x;
-  const T* w;  // weights of a norm, optional: x / sqrt(mean(x^2) + eps) * (w + unit) in the type of x is coded
   long stride;
-  int block;  // threads of the norm kernel whose sums have the same order; thread v has packs v and v + block
-  float eps, unit;
 };
 template <class X> struct IsRows { static constexpr bool value = false; };
 template <class T> struct IsRows<Rows<T>> { static constexpr bool value = true; };
@@ -25,60 +22,23 @@ struct Coded {
 };
 
 // Codes of columns from `first` on of rows [m,k], zeros behind k, and the steps, by 256 threads with barrier 3, behind the launch in
-// front. m is up to 8. space holds the rows, and the weights of a norm.
+// front. m is up to 8. space holds the rows; a thread first reads what it has copied itself.
 // A call: behind its branches in line, the compiler serialises the wgmma instructions.
 template <class T> __device__ __noinline__ void code_rows(Coded to, float* steps, Rows<T> x, int m, int k, int first, unsigned char* space) {
-  __shared__ float sums[8][32], largest_of[2][8];
+  __shared__ float largest_of[2][8];
   int each = 256;  // threads of a row
   while (each * m > 256) each /= 2;
   const int r = threadIdx.x / each, i = threadIdx.x % each, lane = threadIdx.x % 32, warp = threadIdx.x / 32, cols = r < m ? k : 0;
-  T *mem = (T*)space, *row = mem + r * k, *w = mem + m * k;
-  if (x.w) {
-#pragma unroll 1
-    for (int c = threadIdx.x * 8; c < k; c += 2048) fetch8((Eight<T>*)(w + c), x.w + c, 8, true);
-  }
+  T* row = (T*)space + r * k;
   grid_block();
 #pragma unroll 1
   for (int c = i * 8; c < cols; c += each * 8) fetch8((Eight<T>*)(row + c), x.x + r * x.stride + c, 8, true);
   fetched();
-  float scale = 0.f;
-  if (x.w) {
-    asm volatile("bar.sync 3, 256;" ::: "memory");  // without a norm a thread first reads what it has copied itself
-#pragma unroll 1
-    for (int v = i; v - lane < x.block; v += each) {  // as thread v of a norm kernel: packs v and v + block
-      float squares = 0.f;
-#pragma unroll 1
-      for (int c = v * 8; c < cols && c < (v + 2 * x.block) * 8; c += x.block * 8) {
-        Eight<T> e;
-        e.p[0] = load16(row + c);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const float2 f = two(e, j);
-          squares += f.x * f.x;
-          squares += f.y * f.y;
-        }
-      }
-      squares = warp_sum(squares);
-      if (lane == 0) sums[r][v / 32] = squares;
-    }
-    asm volatile("bar.sync 3, 256;" ::: "memory");
-    scale = rsqrtf(warp_sum(lane < x.block / 32 ? sums[r][lane] : 0.f) / k + x.eps);
-  }
   Largest<T> largest;
 #pragma unroll 1
   for (int c = i * 8; c < cols; c += each * 8) {
     Eight<T> e;
     e.p[0] = load16(row + c);
-    if (x.w) {
-      Eight<T> g;
-      g.p[0] = load16(w + c);
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const float2 f = two(e, j), of_w = two(g, j);
-        set_two(e, j, f.x * scale * (of_w.x + x.unit), f.y * scale * (of_w.y + x.unit));
-      }
-      store16(row + c, e.p[0]);
-    }
     largest.meet(e);
   }
   float met = largest.value(), amax = met;

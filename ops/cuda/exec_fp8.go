@@ -185,12 +185,6 @@ func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*gra
 		return c.fp8Product(g, nil, zw)
 	}
 	z := Quantize{Type: m.Type, Format: E4M3, Rows: m.M, Cols: m.K, X: m.X}
-	if n, ok := c.p.normed[rootOf(c.In[0])]; ok {
-		if g.X, g.Norm, g.Coding = n.X, n, true; zw != nil || !g.codes(c.Target()) {
-			return unsupported(op, "%v x [%d,%d] behind a norm", g.XType, g.M, g.K)
-		}
-		return c.fp8Product(g, nil, nil)
-	}
 	if o.Activations == ops.StaticSteps {
 		z.Steps.At = c.p.scalar(o.StepX)
 	} else {

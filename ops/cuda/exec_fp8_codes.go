@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"errors"
 	"slices"
 
 	"github.com/seafan/seafan/graph"
@@ -56,47 +55,6 @@ func (c *Call) launchCodes(z coded, l interface{ Launch(Queue) error }) error {
 		c.p.coded[c.Node] = z
 	}
 	return err
-}
-
-// fuseNorm: a norm of one row and the one launch of products that reads it, where those make codes on their way. What the norm reads
-// must outlive that launch: else its result may lie there.
-func (p *program) fuseNorm(i int) (*Call, int, error) {
-	norm := p.at(i)
-	o, ok := opOf[ops.RMSNormOp](norm)
-	if !ok || rowsOf(norm.In()[0].Type()) > 1 || lastDim(norm.In()[0].Type()) > widestCoded || p.computedNode(norm.In()[1]) || p.needs(norm, 1) {
-		return nil, 0, nil
-	}
-	if z, ok := p.codesOf(norm, norm.In()[0].Type()); !ok || !z.steps.row() {
-		return nil, 0, nil
-	}
-	c := &Call{Node: norm, In: norm.In(), p: p}
-	n, x := RMSNorm{Eps: float32(o.Eps)}, rootOf(norm.In()[0])
-	if err := errors.Join(c.firstOnly(), c.inputs(0, &n.X, &n.W)); err != nil {
-		return nil, 0, err
-	}
-	p.normed[norm] = n
-	defer delete(p.normed, norm)
-	for _, f := range []func(int) (*Call, int, error){p.fuseHeads, p.fuseGate} {
-		c, count, err := f(i + 1)
-		if err != nil {
-			return nil, 0, err
-		}
-		if c == nil {
-			continue
-		}
-		reads := func(n *graph.Node, steps []graph.Step) (readers int) {
-			for _, s := range steps {
-				if slices.Contains(p.consumers[n], s.Node) {
-					readers++
-				}
-			}
-			return readers
-		}
-		if behind := p.plan.Steps[i+1:]; reads(norm, behind[:count]) == len(p.consumers[norm]) && reads(x, behind[count:]) > 0 {
-			return c, count + 1, nil
-		}
-	}
-	return nil, 0, nil
 }
 
 // missedCodes are the values in codes of which a reader became native after all.

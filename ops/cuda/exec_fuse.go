@@ -10,7 +10,7 @@ import (
 
 // fuse makes one step of several nodes in a row that one kernel does; nil when there is no such thing at step i.
 func (p *program) fuse(i int) (*step, int, error) {
-	for _, f := range []func(int) (*Call, int, error){p.fuseNorm, p.fuseDelta, p.fuseHeads, p.fuseGate, p.fuseAppend, p.fuseResidual, p.fuseRoute, p.fuseShared, p.fuseExperts, p.fuseLatents} {
+	for _, f := range []func(int) (*Call, int, error){p.fuseDelta, p.fuseHeads, p.fuseGate, p.fuseAppend, p.fuseResidual, p.fuseRoute, p.fuseShared, p.fuseExperts, p.fuseLatents} {
 		c, n, err := f(i)
 		if c == nil && err == nil || errors.Is(err, ErrUnsupported) {
 			continue // node by node, each says why

@@ -42,9 +42,8 @@ type program struct {
 	hostState map[*graph.Param]bool
 	host      map[*graph.Node]graph.Tensor // by root, the value on the host
 	outputs   []*output
-	coded     map[*graph.Node]coded   // by root, values in FP8 codes
-	noCodes   map[*graph.Node]bool    // not in codes, for a native reader's sake
-	normed    map[*graph.Node]RMSNorm // norms that the products behind them are to take along
+	coded     map[*graph.Node]coded // by root, values in FP8 codes
+	noCodes   map[*graph.Node]bool  // not in codes, for a native reader's sake
 }
 
 // region is one stretch of device memory.
@@ -140,7 +139,7 @@ func lower(plan *graph.Plan, gpu Target, compute DType, strict bool, homes map[*
 
 func lowerOnce(plan *graph.Plan, gpu Target, compute DType, strict bool, hostState map[*graph.Param]bool, noCodes map[*graph.Node]bool) (*program, error) {
 	p := &program{plan: plan, gpu: gpu, compute: compute, strict: strict, byKey: map[any]*region{}, places: map[any]Pointer{}, checked: map[any]bool{}, consumers: map[*graph.Node][]*graph.Node{},
-		constant: map[*graph.Node]bool{}, wide: map[*graph.Node]bool{}, wideState: map[*graph.Param]bool{}, hostState: hostState, host: map[*graph.Node]graph.Tensor{}, coded: map[*graph.Node]coded{}, noCodes: noCodes, normed: map[*graph.Node]RMSNorm{}}
+		constant: map[*graph.Node]bool{}, wide: map[*graph.Node]bool{}, wideState: map[*graph.Param]bool{}, hostState: hostState, host: map[*graph.Node]graph.Tensor{}, coded: map[*graph.Node]coded{}, noCodes: noCodes}
 	p.arena = p.region(region{label: "arena", bytes: int64(plan.Arena)})
 	p.fed = p.region(region{label: "feeds"})
 	p.scratch = p.region(region{label: "scratch"})

@@ -2,7 +2,7 @@
 
 package cuda
 
-// Products that make E4M3 codes of their x on the way, with a norm in front or without.
+// Products that make E4M3 codes of their x on the way.
 
 import (
 	"fmt"
@@ -14,8 +14,7 @@ import (
 	"gorgonia.org/cu"
 )
 
-// A product that makes codes of x on its way has the bits of the quantisation by rows, or of the norm that leaves codes, and the
-// product of those.
+// A product that makes codes of x on its way has the bits of the quantisation by rows and the product of its codes.
 func TestDeviceFP8CodingHasTheBitsOfQuantize(t *testing.T) {
 	if !newBench(t).d.Target().Hopper() {
 		t.Skip("the kernels are Hopper's")
@@ -67,9 +66,6 @@ func TestDeviceFP8CodingHasTheBitsOfQuantize(t *testing.T) {
 					want := product(h)
 					require.Equal(t, want, product(g))
 					require.Equal(t, want, product(g), "again")
-					g.Norm = RMSNorm{Type: dt, Rows: c.m, D: c.k, Eps: 1e-5, Unit: 1, X: g.X, W: b.put(dt, normal(r, dt, c.k, 1)), Codes: codes, CodesStride: stride, Made: made.At}
-					b.run(g.Norm)
-					require.Equal(t, product(h), product(g), "behind a norm")
 				})
 			}
 		}
@@ -107,14 +103,11 @@ func TestDeviceSpeedFP8Coding(t *testing.T) {
 		g := FP8Gemm{M: m, N: n, K: k, WType: E4M3, WSteps: FP8Steps{At: b.put(F32, make([]float64, n)), Rows: 1}, Out: BF16, Y: y, Residual: y}
 		at := FP8Steps{At: b.out(F32, m), Rows: 1}
 		norm := RMSNorm{Type: BF16, Rows: m, D: k, Eps: 1e-5, X: x, W: b.random(BF16, k, 1), Codes: codes, CodesStride: int64(k), Made: at.At}
-		for _, kind := range []string{"codes alone", "quantised", "coded on the way", "normed", "normed on the way"} {
+		for _, kind := range []string{"codes alone", "quantised", "coded on the way", "normed"} {
 			us := clock(t, b.d, 20, func(q Queue, i int) error {
 				g := g
 				g.W, g.X, g.XType = w.At(int64(i%sets)*int64(n*k)), x, BF16
 				switch kind {
-				case "normed on the way":
-					g.Norm = norm
-					fallthrough
 				case "coded on the way":
 					g.Coding = true
 					return g.Launch(q)

@@ -21,7 +21,6 @@ type FP8Gemm struct {
 	OutStep, OutAmax Pointer // of E4M3: its step; optional f32, the largest magnitude before the rounding
 	SwiGLU           bool
 	Coding           bool    // allowed where codes is true; W is not in the order of PairCodes, and XSteps is not given
-	Norm             RMSNorm // optional, of Coding: x goes through it first, with its W, which no launch in front writes, Eps and Unit
 	Exact            bool    // of codes: sums keep what the tensor cores drop of 8-bit floats, the gate is exact; a few times slower
 	Computed         bool    // the launch in front may write W
 	Scratch          Pointer // ScratchBytes, needed when that is not zero
@@ -102,8 +101,6 @@ func (g FP8Gemm) Launch(q Queue) error {
 		return unsupported(op, "%v results of %v activations", g.Out, g.XType)
 	case g.XStride*size%16 != 0, g.WStride%16 != 0, g.X.Addr%16 != 0, g.W.Addr%16 != 0:
 		return unsupported(op, "K %d, row strides %d and %d: rows of x and w must lie at multiples of 16 bytes", g.K, g.XStride, g.WStride)
-	case g.Norm.W.Addr%16 != 0:
-		return unsupported(op, "a norm's weights at %#x: a multiple of 16 bytes is required", g.Norm.W.Addr)
 	}
 	if g.M == 0 {
 		return nil
@@ -219,10 +216,7 @@ func (g FP8Gemm) stream(q Queue) error {
 	kind, width := "", columns*128*g.XType.Size()
 	if g.Coding {
 		kind, width, more = "coding_", columns*128, g.M*ceilDiv(steps, c.blocks)*128+g.M*g.K*2
-		if !g.Norm.W.IsNil() {
-			more += g.K * 2
-		}
-		args = append([]Arg{{"w", w}, {"x", g.X}, {"norm_w", g.Norm.W}, {"x_stride", g.XStride}, {"block", int32(codesCut(g.M, g.K))}, {"eps", g.Norm.Eps}, {"unit", g.Norm.Unit}}, args...)
+		args = append([]Arg{{"w", w}, {"x", g.X}, {"x_stride", g.XStride}}, args...)
 	} else {
 		args = append([]Arg{{"x", x}, {"w", w}}, args...)
 	}

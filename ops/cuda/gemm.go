@@ -199,11 +199,7 @@ func cutStream(gpu Target, n int, swiglu bool, many streamForm) streamCut {
 // launch has as many stages of the ring as fit and as a block loads; x is the bytes of x in a stage, steps the stages along k, more
 // what lies behind the sums.
 func (c streamCut) launch(gpu Target, kernel string, columns, x, steps, more int, computed bool, args []Arg) Launch {
-	const most = 24 // stages
-	aside := 2048   // the alignment of the ring, and what is not dynamic
-	if more > 0 {
-		aside += 1024 // the sums of rows that are coded
-	}
+	const most, aside = 24, 2048 // stages; the alignment of the ring, and what is not dynamic
 	w, sums, turns := c.rows*c.pair*128, columns*768, 2
 	if c.form != inTurns {
 		sums, turns = columns*128*c.pair, 1

@@ -59,8 +59,7 @@ func (n RMSNorm) codes(q Queue) error {
 		{"codes", n.Codes}, {"made", n.Made}, {"given", n.Given}, {"x", n.X}, {"w", n.W}, {"stride", n.CodesStride}, {"rows", int32(n.Rows)}, {"d", int32(n.D)}, {"eps", n.Eps}, {"unit", n.Unit}}})
 }
 
-// codesCut is the threads of a block of a norm or a gated unit that leaves codes, as normShape has them. A product that takes the norm of its rows
-// along has as many, and so adds in the same order.
+// codesCut is the threads of a block of a norm or a gated unit that leaves codes, as normShape has them.
 func codesCut(rows, d int) int {
 	packs, v := d/8, 1
 	if rows <= fewRows && packs > 256 {
