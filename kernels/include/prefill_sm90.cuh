@@ -24,6 +24,7 @@ struct Params {
   int causal;
   float scale, softcap;
   int tiles, items;  // of query rows: of a request, ragged of the batch; all of them, for every head
+  int section;       // dense: so many heads of a request come before the next ones, their keys and values stay in L2
 };
 
 // What a block works on: 128 or 192 rows of a head, and the tiles of keys that they see.
@@ -63,21 +64,18 @@ constexpr int prefill_groups(int d, bool codes) { return d == 64 && !codes ? 3 :
 // A warp turns 8 rows at a time, so that 8 lanes store to 8 different places of the swizzle.
 template <int D, int KEYS, int RAW, class Find, class Begun, class Free, class Filled>
 __device__ __forceinline__ void widen_tiles(const Pools& pools, int heads, int head, int keys, int first_key, int tiles, uint32_t ring, const Find& find, const Begun& begun, const Free& free, const Filled& filled) {
-  constexpr int COLS = D / 64, ROWS_EACH = KEYS / 32, AT_ONCE = D > 128 ? 1 : ROWS_EACH, BYTES = KEYS * D, KB = KEYS * 128;
+  constexpr int COLS = D / 64, ROWS_EACH = KEYS / 32, PIECES = ROWS_EACH * COLS, BYTES = KEYS * D, KB = KEYS * 128;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t own = ring + threadIdx.x * 16;
   auto issue = [&](int n) {
     const uint8_t* from = (n % 2 ? pools.v : pools.k) + head * D + lane / 8 * 16;
     const int key = first_key - n / 2 * KEYS + warp * (KEYS / 4) + lane % 8;
-#pragma unroll 1
-    for (int r0 = 0; r0 < ROWS_EACH; r0 += AT_ONCE) {
-      uint32_t at[AT_ONCE];
+    uint32_t at[ROWS_EACH];
 #pragma unroll
-      for (int r = 0; r < AT_ONCE; r++) at[r] = key + (r0 + r) * 8 < keys ? find(key + (r0 + r) * 8) : 0;
+    for (int r = 0; r < ROWS_EACH; r++) at[r] = key + r * 8 < keys ? find(key + r * 8) : 0;
 #pragma unroll
-      for (int i = 0; i < AT_ONCE * COLS; i++)
-        copy_async16(own + n % RAW * BYTES + (r0 * COLS + i) * 2048, from + (uint64_t)at[i / COLS] * (uint32_t)(heads * D) + i % COLS * 64, key + (r0 + i / COLS) * 8 < keys);
-    }
+    for (int i = 0; i < PIECES; i++)
+      copy_async16(own + n % RAW * BYTES + i * 2048, from + (uint64_t)at[i / COLS] * (uint32_t)(heads * D) + i % COLS * 64, key + i / COLS * 8 < keys);
   };
 #pragma unroll 1
   for (int n = 1 - RAW; n < 2 * tiles; n++) {
@@ -88,12 +86,15 @@ __device__ __forceinline__ void widen_tiles(const Pools& pools, int heads, int h
     copy_wait<RAW - 1>();
     unsigned char* to = free(n / 2, n % 2) + (warp * (KEYS / 4) + lane % 8) * 128;
     const int first = ((lane / 8 * 2) ^ (lane % 8)) * 16;
+    uint32_t codes[PIECES][4];  // all loaded before the first is stored: a load waits for the store before it
 #pragma unroll
-    for (int i = 0; i < ROWS_EACH * COLS; i++) {
-      uint32_t codes[4], x[8];
-      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(codes[0]), "=r"(codes[1]), "=r"(codes[2]), "=r"(codes[3]) : "r"(own + n % RAW * BYTES + i * 2048) : "memory");
+    for (int i = 0; i < PIECES; i++)
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(codes[i][0]), "=r"(codes[i][1]), "=r"(codes[i][2]), "=r"(codes[i][3]) : "r"(own + n % RAW * BYTES + i * 2048) : "memory");
 #pragma unroll
-      for (int j = 0; j < 8; j++) x[j] = fp8_widen<f16>(codes[j / 2] >> 16 * (j % 2));
+    for (int i = 0; i < PIECES; i++) {
+      uint32_t x[8];
+#pragma unroll
+      for (int j = 0; j < 8; j++) x[j] = fp8_widen<f16>(codes[i][j / 2] >> 16 * (j % 2));
       unsigned char* row = to + i / COLS * 1024 + i % COLS * KB;
       *(uint4*)(row + first) = make_uint4(x[0], x[1], x[2], x[3]);
       *(uint4*)(row + (first ^ 16)) = make_uint4(x[4], x[5], x[6], x[7]);
@@ -102,6 +103,14 @@ __device__ __forceinline__ void widen_tiles(const Pools& pools, int heads, int h
     __syncwarp();  // on together, not lane by lane
     filled(n / 2, n % 2);
   }
+}
+
+// Without a branch, whose predicate takes longer.
+__device__ __forceinline__ void barrier_arrive_if(bool yes, uint64_t* b) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t@p mbarrier.arrive.shared::cta.b64 _, [%1];\n\t}" ::"r"((int)yes), "r"(shared_address(b)) : "memory");
+}
+__device__ __forceinline__ void give_turn(bool yes, int turn) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t@p bar.arrive %1, 256;\n\t}" ::"r"((int)yes), "r"(turn) : "memory");
 }
 
 // A warpgroup turns its 64 rows of the query, BLOCKS tiles `block` bytes apart, from T to f16 where they lie, and notes by what
@@ -150,7 +159,8 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
 #ifdef SEAFAN_HOPPER
   constexpr bool CODES = std::is_same<Source, Pools>::value;
   typedef typename std::conditional<CODES, f16, T>::type W;  // of the products
-  constexpr int ITEMS = 4, STAGES = 2, GROUPS = prefill_groups(D, CODES), ROWS = GROUPS * 64, RAW = D > 128 ? 2 : 4, BLOCKS = D / 64, QB = ROWS * 128, OWN = 64 * 128, KB = KEYS * 128, Q = BLOCKS * QB, TILE = BLOCKS * KB;
+  constexpr int ITEMS = 4, GROUPS = prefill_groups(D, CODES), ROWS = GROUPS * 64, RAW = D > 128 ? 2 : 4, BLOCKS = D / 64, QB = ROWS * 128, OWN = 64 * 128, KB = KEYS * 128, Q = BLOCKS * QB, TILE = BLOCKS * KB;
+  constexpr uint32_t STAGES = 2;
   constexpr bool LAZY = D > 64;  // a row is scaled again when its maximum has grown by more than 2^8, which f16 bears
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t item_full[ITEMS], item_empty[ITEMS], q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
@@ -187,11 +197,10 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
   grid_wait();
   // Item n as the producer hands it on. False: it has no rows.
   auto look_up = [&](int n, Item& item) {
-    const int at = n / p.hq;
-    item.head = n % p.hq;
-    item.kv_head = item.head / (p.hq / p.hk);
     int tile;
     if (PAGED) {
+      const int at = n / p.hq;
+      item.head = n % p.hq;
       item.request = p.tile_batch[p.tiles - 1 - at];  // a request's longest rows first
       if (item.request < 0) return false;
       tile = p.tile_index[p.tiles - 1 - at];
@@ -201,11 +210,14 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       item.pages = p.page_indptr[item.request + 1] - item.first_page;
       item.lk = item.pages > 0 ? ((item.pages - 1) << p.page_log2) + p.last_page_len[item.request] : 0;
     } else {
-      item.request = at / p.tiles;
-      tile = p.tiles - 1 - at % p.tiles;
+      const int each = p.tiles * p.section, part = n / each, rest = n % each, sections = p.hq / p.section;
+      item.request = part / sections;
+      item.head = part % sections * p.section + rest % p.section;
+      tile = p.tiles - 1 - rest / p.section;  // the longest rows first
       item.lq = p.lq, item.lk = p.lk;
       item.q_first = item.request * p.lq;
     }
+    item.kv_head = item.head / (p.hq / p.hk);
     const int row0 = tile * ROWS, shift = item.lk - item.lq, last_row = min(row0 + ROWS, item.lq) - 1;
     const int end = p.causal ? max(0, min(item.lk, last_row + shift + 1)) : item.lk;
     const int low = p.window >= 0 ? max(0, row0 + shift - p.window) : 0;
@@ -222,7 +234,7 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
   };
 
   if (group == 0) {
-    registers_give<GROUPS == 3 ? 32 : CODES && D == 64 ? 56 : 40>();
+    registers_give<GROUPS == 3 ? 32 : CODES ? 88 : 40>();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Hands on the next item; false: there was none left.
     auto hand_on = [&](int j) {
@@ -299,13 +311,23 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       barrier_arrive(item_empty + j % ITEMS);
     }
   }
-  registers_take<GROUPS == 3 ? 160 : CODES && D == 64 ? 224 : 232>();
+  registers_take<GROUPS == 3 ? 160 : CODES ? 208 : 232>();
   const int wg = __shfl_sync(~0u, group - 1, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool leader = threadIdx.x % 128 == 0;
+  // The loop over tiles has what it asks for at hand: addresses that the compiler would make anew each time, a register's wait for
+  // the block's number in its cluster, and numbers that it takes to be uniform.
+  auto known = [](uint64_t* b) {
+    asm volatile("" : "+l"(b));
+    return b;
+  };
+  auto same = [](int x) { return __shfl_sync(~0u, x, 0); };
+  uint64_t *const kf = known(k_full), *const vf = known(v_full), *const ke = known(k_empty), *const ve = known(v_empty), *const qe = known(&q_empty);
+  uint32_t first_keys = shared_address(kring), first_values = shared_address(vring);
+  asm volatile("" : "+r"(first_keys), "+r"(first_values));
   for (int j = 0;; j++) {
     barrier_wait(item_full + j % ITEMS, j / ITEMS & 1);
     const Item& item = items[j % ITEMS];
-    const int row0 = item.row0, lk = item.lk, shift = lk - item.lq, tile0 = item.tile0, tiles = item.tiles, done = item.done;
+    const int row0 = same(item.row0), lk = same(item.lk), shift = lk - same(item.lq), tile0 = same(item.tile0), tiles = same(item.tiles), done = same(item.done);
     if (tiles < 0) return;
     auto first_row = [&] {  // of this thread's two, worked out where it is wanted: a register less on the way
       int thread;
@@ -330,9 +352,10 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       to = p.causal ? min(lk, i + shift + 1) : lk;
       from = p.window >= 0 ? max(0, i + shift - p.window) : 0;
     };
-    auto partial = [&](int key0) {
-      return key0 + KEYS > lk || (p.causal && key0 + KEYS - 1 > row0 + shift) || (p.window >= 0 && key0 < row0 + ROWS - 1 + shift - p.window);
-    };
+    // Every row sees all of a tile whose first key is one of `whole` from low on.
+    const int low = p.window >= 0 ? max(0, row0 + ROWS - 1 + shift - p.window) : 0;
+    const int whole = max(0, (p.causal ? min(lk, row0 + shift + 1) : lk) - KEYS + 1 - low), plain = p.softcap > 0 ? 0 : whole;
+    auto partial = [&](int key0) { return (uint32_t)(key0 - low) >= (uint32_t)whole; };
     auto scores = [&](uint64_t keys) {
       const uint64_t a = descriptor(shared_address(qs) + wg * OWN);
       // All registers of both products are settled before either starts.
@@ -378,7 +401,7 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
       return true;
     };
-    auto softmax = [&](int key0) {
+    auto mask = [&](int key0) {  // and softcap
       if (p.softcap > 0) {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) s[i] = p.softcap * tanhf(s[i] * scale(i / 2 % 2) / p.softcap);
@@ -397,32 +420,43 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
           }
         }
       }
+    };
+    // Softmax of a row of this thread in four steps: its maximum, the exponentials, their sum, the packing.
+    float base[2];
+    auto maximum = [&](int r) {
+      float x = m[r];
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        float x = m[r];
+      for (int i = 0; i < KEYS / 8; i++) x = fmaxf(x, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+      if (LAZY && (x - m[r]) * scale2[r] <= 8) x = m[r];
+      c[r] = x == -INFINITY ? 1.f : power2((m[r] - x) * scale2[r]);
+      m[r] = x;
+      base[r] = x == -INFINITY ? 0.f : x * scale2[r];
+    };
+    auto exponents = [&](int r) {
 #pragma unroll
-        for (int i = 0; i < KEYS / 8; i++) x = fmaxf(x, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-        if (LAZY && (x - m[r]) * scale2[r] <= 8) x = m[r];
-        c[r] = x == -INFINITY ? 1.f : power2((m[r] - x) * scale2[r]);
-        m[r] = x;
-        const float base = x == -INFINITY ? 0.f : x * scale2[r];
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++) {
-          s[4 * i + 2 * r] = power2(s[4 * i + 2 * r] * scale2[r] - base);
-          s[4 * i + 2 * r + 1] = power2(s[4 * i + 2 * r + 1] * scale2[r] - base);
-          sum += s[4 * i + 2 * r] + s[4 * i + 2 * r + 1];
-        }
-        l[r] = l[r] * c[r] + sum;
+      for (int i = 0; i < KEYS / 8; i++) {
+        s[4 * i + 2 * r] = power2(s[4 * i + 2 * r] * scale2[r] - base[r]);
+        s[4 * i + 2 * r + 1] = power2(s[4 * i + 2 * r + 1] * scale2[r] - base[r]);
       }
     };
-    auto pack = [&]() {
+    auto add_up = [&](int r) {
+      float sum = 0;
 #pragma unroll
-      for (int j = 0; j < KEYS / 16; j++)
+      for (int i = 0; i < KEYS / 8; i++) sum += s[4 * i + 2 * r] + s[4 * i + 2 * r + 1];
+      l[r] = l[r] * c[r] + sum;
+    };
+    auto pack = [&](int r) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) pf[j][e] = pack2<W>(s[8 * j + 2 * e], s[8 * j + 2 * e + 1]);
+      for (int i = 0; i < KEYS / 8; i++) pf[i / 2][i % 2 * 2 + r] = pack2<W>(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]);
+    };
+    auto finish = [&] {  // what can wait until the product before has read pf
+      exponents(1);
+      add_up(0);
+      pack(0);
+      add_up(1);
+      pack(1);
     };
     auto values = [&](uint64_t v) {
       wgmma_fence();
@@ -441,64 +475,69 @@ __device__ __forceinline__ void prefill(const CUtensorMap& qmap, const Source& s
       }
     };
 
-    auto ready = [&](int it) {  // V of step it has arrived and is clean
-      const int slot = (done + it) % STAGES, key0 = (tile0 + tiles - 1 - it) * KEYS;
-      barrier_wait(v_full + slot, (done + it) / STAGES & 1);
-      if (partial(key0) && cleanse(slot)) taint(key0);
+    auto ready = [&](int n, int key0) {  // V of this tile has arrived and is clean
+      barrier_wait(vf + n % STAGES, n / STAGES & 1);
+      if (partial(key0) && cleanse(n % STAGES)) taint(key0);
     };
     if (tiles == 0) {  // no product in which its warps meet
       asm volatile("bar.sync %0, 128;" ::"r"(wg + 2) : "memory");
-      if (leader) barrier_arrive(&q_empty);
+      barrier_arrive_if(leader, qe);
     }
     if (tiles > 0) {
-      // Descriptors of the keys and of the values of step it, uniform to the compiler, which otherwise moves each to where wgmma finds it.
-      auto keys = [&](int it) { return descriptor(shared_address(kring + __shfl_sync(~0u, (done + it) % STAGES, 0) * TILE)); };
-      auto value = [&](int it) { return descriptor(shared_address(vring + __shfl_sync(~0u, (done + it) % STAGES, 0) * TILE), KB); };
-      auto give_turn = [](int to) { asm volatile("bar.arrive %0, 256;" ::"r"(to + 5) : "memory"); };
-      auto scored = [&](int it) {  // the scores of step it are there: their keys, in the end the query too, are no longer needed
-        if (!leader) return;
-        barrier_arrive(k_empty + (done + it) % STAGES);
-        if (it == tiles - 1) barrier_arrive(&q_empty);
-      };
-      barrier_wait(k_full + done % STAGES, done / STAGES & 1);
-      scores(keys(0));
+      // Uniform to the compiler, which otherwise moves each descriptor to where wgmma finds it.
+      auto keys = [&](int n) { return descriptor(same(first_keys + n % STAGES * TILE)); };
+      auto value = [&](int n) { return descriptor(same(first_values + n % STAGES * TILE), KB); };
+      int key0 = (tile0 + tiles - 1) * KEYS;
+      barrier_wait(kf + done % STAGES, done / STAGES & 1);
+      scores(keys(done));
       wgmma_wait<0>();
       wgmma_pin(s);
-      scored(0);
-      softmax((tile0 + tiles - 1) * KEYS);
-      pack();
-      ready(0);
-      if (wg == GROUPS - 1 && tiles > 1) give_turn(0);
-      for (int it = 1; it < tiles; it++) {
-        const int slot = (done + it) % STAGES, old = (done + it - 1) % STAGES;
-        barrier_wait(k_full + slot, (done + it) / STAGES & 1);
-        const uint64_t k = keys(it), v = value(it - 1);
-        // The warpgroups take turns: one's products run beside the others' softmax.
-        asm volatile("bar.sync %0, 256;" ::"r"(wg + 5) : "memory");
+      barrier_arrive_if(leader, ke + done % STAGES);
+      barrier_arrive_if(leader && tiles == 1, qe);
+      if ((uint32_t)(key0 - low) >= (uint32_t)plain) mask(key0);
+      maximum(0);
+      maximum(1);
+      exponents(0);
+      ready(done, key0);
+      finish();
+      // The warpgroups take turns: one's products run beside the others' softmax.
+      const int turn = wg + 5, next_turn = (wg + 1) % GROUPS + 5;
+      give_turn(wg == GROUPS - 1 && tiles > 1, next_turn);
+      for (int n = done + 1; n < done + tiles; n++) {
+        const bool last = n == done + tiles - 1;
+        key0 -= KEYS;
+        const uint64_t k = keys(n), v = value(n - 1);
+        barrier_wait(kf + n % STAGES, n / STAGES & 1);
+        asm volatile("bar.sync %0, 256;" ::"r"(turn) : "memory");
         scores(k);
         values(v);
-        if (wg < GROUPS - 1) give_turn(wg + 1);
-        else if (it + 1 < tiles) give_turn(0);
+        give_turn(wg < GROUPS - 1 || !last, next_turn);
         wgmma_wait<1>();
         wgmma_pin(s);
-        scored(it);
-        softmax((tile0 + tiles - 1 - it) * KEYS);
-        ready(it);  // in front of the wait, which the compiler would otherwise put before the softmax
+        // The keys, in the end the query too, are no longer needed.
+        barrier_arrive_if(leader, ke + n % STAGES);
+        barrier_arrive_if(leader && last, qe);
+        if ((uint32_t)(key0 - low) >= (uint32_t)plain) mask(key0);
+        maximum(0);
+        maximum(1);
+        exponents(0);
+        ready(n, key0);  // its wait holds the one for P V back, which the compiler would put before the softmax
         wgmma_wait<0>();
         wgmma_pin(o);
-        if (CODES || leader) barrier_arrive(v_empty + old);
+        wgmma_pin(pf);
+        barrier_arrive_if(CODES || leader, ve + (n - 1) % STAGES);
         if (!LAZY || __any_sync(~0u, c[0] != 1 || c[1] != 1)) {
 #pragma unroll
           for (int i = 0; i < D / 8; i++) o[4 * i] *= c[0], o[4 * i + 1] *= c[0], o[4 * i + 2] *= c[1], o[4 * i + 3] *= c[1];
         }
-        pack();
+        finish();
       }
       wgmma_pin(o);
       wgmma_pin(pf);
-      values(value(tiles - 1));
+      values(value(done + tiles - 1));
       wgmma_wait<0>();
       wgmma_pin(o);
-      if (CODES || leader) barrier_arrive(v_empty + (done + tiles - 1) % STAGES);
+      barrier_arrive_if(CODES || leader, ve + (done + tiles - 1) % STAGES);
     }
     const int i0 = first_row(), lq = item.lq, head = item.head;
     const long q_first = item.q_first;

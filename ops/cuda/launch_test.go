@@ -151,6 +151,18 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 	require.EqualError(t, decode.Launch(&Recorder{GPU: small}), "attention_decode_paged_bf16_128: no CUDA kernel: it needs 74004 bytes of shared memory, H200 gives a block 1024")
 }
 
+func TestPrefillSectionsLeaveRoomInL2(t *testing.T) {
+	for _, c := range []struct {
+		hq, hk, d, lk, want int
+		causal              bool
+	}{{32, 8, 128, 8192, 8, false}, {32, 8, 128, 8192, 32, true}, {32, 8, 128, 2048, 32, false}, {32, 8, 128, 1 << 20, 4, false}, {12, 6, 128, 4096, 6, false}, {5, 5, 256, 2048, 1, false}, {8, 2, 64, 0, 8, false}} {
+		a := AttentionPrefill{Hq: c.hq, Hk: c.hk, D: c.d, Lk: c.lk, Causal: c.causal}
+		require.Equal(t, c.want, a.section(), "%+v", c)
+		a.Ragged = &Ragged{}
+		require.Equal(t, c.hq, a.section(), "ragged %+v", c)
+	}
+}
+
 func TestPrefillTakesHoppersKernel(t *testing.T) {
 	p := at("p", 1)
 	dense := AttentionPrefill{Type: BF16, B: 1, Hq: 8, Hk: 2, D: 128, Lq: 300, Lk: 300, Out: p, Q: p, K: p, V: p, Causal: true, Ticket: p}

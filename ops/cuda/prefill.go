@@ -101,6 +101,16 @@ func (a AttentionPrefill) shared(gpu Target) int {
 	return 5 * 64 * (2*d + 16)
 }
 
+// section is how many heads of a request Hopper's kernel takes before the next ones. Causal and ragged: all, as the longest rows
+// come first. Otherwise those whose keys and values are 8 MB or less: blocks at work on all of them would not leave L2 room.
+func (a AttentionPrefill) section() int {
+	n := a.Hk
+	for !a.Causal && a.Ragged == nil && n > 1 && (n*a.Lk*a.D*4 > 8<<20 || a.Hk%n != 0) {
+		n--
+	}
+	return a.Hq / a.Hk * n
+}
+
 // fits says whether the GPU gives a block that much.
 func (a AttentionPrefill) fits(gpu Target) bool { return a.shared(gpu) <= gpu.MaxShared }
 
@@ -177,7 +187,7 @@ func (a AttentionPrefill) Launch(q Queue) error {
 		}
 		args = append(append(args, Arg{"out", a.Out}, Arg{"lse", a.LSE}), table...)
 		args = append(append(append(args, Arg{"sinks", a.Sinks}, Arg{"ticket", a.Ticket}), heads...), tail...)
-		args = append(args, Arg{"tiles", int32(tiles)}, Arg{"items", int32(items)})
+		args = append(args, Arg{"tiles", int32(tiles)}, Arg{"items", int32(items)}, Arg{"section", int32(a.section())})
 		return q.Launch(Launch{Kernel: fmt.Sprintf("attention_prefill_sm90_%s_%v_%d", kind, a.Type, a.D), Grid: [3]int{min(q.Target().SMs, items), 1, 1}, Block: 128 + 2*rows, Shared: a.shared(q.Target()), Overlap: overlap, Args: args})
 	}
 	args := append([]Arg{{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}}, table...)

@@ -42,6 +42,7 @@ var prefillCases = []prefillCase{
 	{b: 1, lq: 1500, lk: 20, hq: 32, hk: 4, d: 128, causal: true, window: -1},
 	{b: 2, lq: 700, lk: 150, hq: 16, hk: 2, d: 256, causal: true, sinks: true, window: 20},
 	{b: 3, lq: 500, lk: 130, hq: 16, hk: 2, d: 128, causal: true, window: -1, softcap: 8},
+	{b: 2, lq: 129, lk: 1030, hq: 8, hk: 8, d: 256, window: -1}, // two sections of heads
 }
 
 func TestDeviceAttentionPrefill(t *testing.T) {
