@@ -1,6 +1,6 @@
 // y[M,N] = x[M,K] w[N,K]^T on Hopper: wgmma fed by the copy engine, for M above 64.
 //
-// A persistent block walks tiles of 128 rows by BN columns (256 or 128). Warpgroup 0 is the producer: one thread keeps a
+// A persistent block walks tiles of 128 rows by BN columns (256, 224 or 128). Warpgroup 0 is the producer: one thread keeps a
 // ring of stages of 64 k filled (x 16 KB, w BN*128 bytes). Warpgroups 1 and 2 own 64 rows each and all BN columns, f32
 // accumulators in registers. A cluster of two blocks owns two row tiles of one column tile: each block loads half of the w
 // tile and multicasts it to both, which halves the traffic from L2. Tiles go in groups of 16 row tiles so that the blocks
@@ -12,6 +12,15 @@
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
 #include "epilogue.cuh"
 #include "tiles.cuh"
+
+#ifdef SEAFAN_HOPPER
+#define WGMMA_TEXT112                                                                                                                              \
+  WGMMA_TEXT64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95" \
+               ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define WGMMA_D112(i) WGMMA_D64(i), WGMMA_D32(i + 64), WGMMA_D16(i + 96)
+WGMMA_0(bf16, 224, 112, 113, 114)
+WGMMA_0(f16, 224, 112, 113, 114)
+#endif
 
 namespace {
 struct Params {
@@ -202,6 +211,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   }
 #define GEMMS(T)                                                                                                              \
   GEMM(T, 256, 4, 2, false, 256_pair)                                                                                         \
+  GEMM(T, 224, 4, 2, false, 224_pair)                                                                                         \
   GEMM(T, 256, 4, 2, true, 256_pair_swiglu)                                                                                   \
   GEMM(T, 128, 6, 1, false, 128)                                                                                              \
   GEMM(T, 128, 6, 1, true, 128_swiglu)

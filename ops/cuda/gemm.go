@@ -114,7 +114,11 @@ func wgmmaTiles(sms, m, n, between int, swiglu bool) (name string, width, cluste
 // tiled is the wgmma kernel for many rows.
 func (g Gemm) tiled(q Queue) error {
 	gpu := q.Target()
-	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, 0, g.SwiGLU)
+	between := 224
+	if g.SwiGLU {
+		between = 0 // a gate's pack is of 32 columns
+	}
+	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, between, g.SwiGLU)
 	if g.SwiGLU {
 		name += "_swiglu"
 	}

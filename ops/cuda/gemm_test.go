@@ -98,6 +98,57 @@ func testGemm(t *testing.T, dt DType, c gemmCase) {
 	require.Equal(t, got, b.get(out, g.Y, c.m*c.n))
 }
 
+// Products of which a block has several tiles. Rows of x and of w that repeat keep the oracle small.
+func TestDeviceGemmOfSeveralTilesABlock(t *testing.T) {
+	const rows, columns = 97, 101
+	for i, c := range []gemmCase{
+		{m: 513, n: 6000, k: 200, residual: true}, {m: 1000, n: 8440, k: 1032, bias: true, residual: true}, {m: 1000, n: 4224, k: 1032, swiglu: true}, {m: 1000, n: 8448, k: 264, bias: true},
+		{m: 1024, n: 14336, k: 328, bias: true, residual: true}, // of 224 columns
+	} {
+		if testing.Short() && i > 0 {
+			break
+		}
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			b := newBench(t)
+			r := rand.New(rand.NewPCG(9, uint64(c.n)))
+			halves := 1
+			if c.swiglu {
+				halves = 2
+			}
+			x, w := normal(r, BF16, rows*c.k, 1), normal(r, BF16, halves*columns*c.k, 1/math.Sqrt(float64(c.k)))
+			few := productOracle(x, w, nil, nil, rows, columns, c.k, c.swiglu)
+			var xs, ws []float64
+			for i := range c.m {
+				xs = append(xs, x[i%rows*c.k:][:c.k]...)
+			}
+			for h := range halves {
+				for j := range c.n {
+					ws = append(ws, w[(h*columns+j%columns)*c.k:][:c.k]...)
+				}
+			}
+			bias, res, want := normal(r, BF16, c.n, 1), normal(r, BF16, c.m*c.n, 1), make([]float64, c.m*c.n)
+			g := Gemm{Type: BF16, M: c.m, N: c.n, K: c.k, Y: b.out(BF16, c.m*c.n), X: b.put(BF16, xs), W: b.put(BF16, ws), SwiGLU: c.swiglu}
+			for i := range want {
+				want[i] = few[i/c.n%rows*columns+i%c.n%columns]
+				if c.bias {
+					want[i] += bias[i%c.n]
+				}
+				if c.residual {
+					want[i] += res[i]
+				}
+			}
+			if c.bias {
+				g.Bias = b.put(BF16, bias)
+			}
+			if c.residual {
+				g.Residual = b.put(BF16, res)
+			}
+			b.run(g)
+			near(t, BF16, 1, want, b.get(BF16, g.Y, c.m*c.n))
+		})
+	}
+}
+
 // A token's row must not depend on how many rows share the launch, within the streaming kernel.
 func TestDeviceGemmRowAloneEqualsRowInBatch(t *testing.T) {
 	b := newBench(t)
