@@ -14,6 +14,7 @@
 // Design read: DeepGEMM (promotion of partial sums), CUTLASS's cooperative warp-specialised kernel.
 #include "epilogue.cuh"
 #include "fp8.cuh"
+#include "pick.cuh"
 #include "tiles.cuh"
 #include "wgmma_fp8.cuh"
 
@@ -26,15 +27,6 @@ struct Params {
 template <int SIZE> struct Bits { typedef uint32_t T; };
 template <> struct Bits<2> { typedef uint16_t T; };
 template <> struct Bits<1> { typedef uint8_t T; };
-template <int N> struct Constant {
-  static constexpr int value = N;
-};
-// Calls f with i, FROM <= i < TO, as a constant.
-template <int FROM, int TO, class F> __device__ __forceinline__ void pick(int i, F f) {
-  if constexpr (TO - FROM == 1) f(Constant<FROM>());
-  else if (i < (FROM + TO) / 2) pick<FROM, (FROM + TO) / 2>(i, f);
-  else pick<(FROM + TO) / 2, TO>(i, f);
-}
 }  // namespace
 
 template <class A, class B, int BN, int STAGES, int CLUSTER, bool DUAL, bool BLOCK>
@@ -80,20 +72,20 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     }
   } else {
     registers_take<232>();
-    const int wg = __shfl_sync(~0u, group - 1, 0), warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
+    const int wg = __shfl_sync(~0u, group - 1, 0);
     int slot = 0, parity = 0;
     float amax = 0.f;
     const Tile tiles(p.m, p.n, rank);
     for (int tile = blockIdx.x / CLUSTER; tile < tiles.count(); tile += gridDim.x / CLUSTER) {
       int row, column;
       tiles.place(tile, row, column);
-      const int r0 = row + wg * 64 + warp * 16 + g;
       float d[BN / 2];
 #pragma unroll
       for (int i = 0; i < BN / 2; i++) d[i] = 0.f;
       // Steps that change along k: two rows of x, and each 64 columns of the tile.
       int x0, x1, w0, w1;
       if (BLOCK) {
+        const int r0 = row + wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
         x0 = min(r0, p.m - 1) * p.steps.xk_row, x1 = min(r0 + 8, p.m - 1) * p.steps.xk_row, w0 = column / 128 * p.steps.wk_row;
         // From the tile's first half to its second; columns behind the last read the steps of the first.
         w1 = w0 + (DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0);
@@ -156,30 +148,78 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         }
       }
       asm volatile("cp.async.wait_all;\n\tbar.sync %0, 128;" ::"r"(wg + 1) : "memory");
-      // 32 columns of sums at a time pass through 2 KB of a warp's own, chunks of 16 bytes swizzled, in a loop: unrolled, the end of a
-      // tile would come from memory instruction by instruction once a launch. With DUAL they are 16 columns and what their gates multiply.
-      // A lane finishes 8 columns of rows g and g+8, or of one of them; for whole lines of f32 twice 4.
+      // The end of a tile is a loop over some of its columns: unrolled, it would come from memory instruction by instruction once a launch.
       int own = threadIdx.x, n = p.n;
       asm volatile("" : "+r"(own), "+r"(n));  // nothing of this in registers during the products
-      auto finish = [&](auto out, auto packs) {
+      const int g = own % 32 / 4, t = own % 4, r0 = row + (own / 32 - 4) * 16 + g;
+      // Whole packs of 8 columns of 16 bits, as in gemm_sm90.cu: lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t,
+      // 2t+1 of every 8 in its accumulators.
+      auto finish_packed = [&](auto out) {
+        typedef decltype(out) T;
+        T* y = (T*)p.sink.y + r0 * p.sink.stride + column + 8 * t;
+        const T* from = (const T*)p.sink.residual + r0 * p.sink.residual_stride + column + 8 * t;
+        const bool adds = !DUAL && p.sink.residual;
+        const float f[2] = {of_rows[own / 32 % 4 * 16 + g], of_rows[own / 32 % 4 * 16 + g + 8]};
+        uint4 ahead[2];
+        auto fetch = [&](int c) {
+#pragma unroll
+          for (int half = 0; half < 2; half++)
+            ahead[half] = r0 + 8 * half < p.m && column + c + 8 * t < n ? *(const uint4*)(from + 8 * half * p.sink.residual_stride + c) : make_uint4(0, 0, 0, 0);
+        };
+        if (adds) fetch(0);
+#pragma unroll 1
+        for (int j = 0; j < OUT / 32; j++) {
+          float v[2][16];  // and what the gates multiply
+          pick<0, OUT / 32>(j, [&](auto j) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+              v[0][i] = d[16 * j.value + i];
+              if (DUAL) v[1][i] = d[BN / 4 + 16 * j.value + i];
+            }
+          });
+          uint32_t x[2][4], words[2][4];
+          if (adds) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              x[half][0] = ahead[half].x, x[half][1] = ahead[half].y, x[half][2] = ahead[half].z, x[half][3] = ahead[half].w;
+              transpose4(x[half], t);
+            }
+            if (j + 1 < OUT / 32) fetch(32 * j + 32);
+          }
+#pragma unroll
+          for (int q = 0; q < 4; q++) {
+            const int c = 32 * j + 8 * q + 2 * t;
+            const float2 fw = *(const float2*)(of_columns + c), bias = *(const float2*)(of_columns + BN + c);
+            const float2 fw1 = DUAL ? *(const float2*)(of_columns + BN / 2 + c) : fw;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              const int i = 4 * q + 2 * half;
+              float a = v[0][i] * (f[half] * fw.x), b = v[0][i + 1] * (f[half] * fw.y);
+              if (DUAL) a = silu(a) * (v[1][i] * (f[half] * fw1.x)), b = silu(b) * (v[1][i + 1] * (f[half] * fw1.y));
+              a += bias.x, b += bias.y;
+              if (adds) a += to_float(((const T*)&x[half][q])[0]), b += to_float(((const T*)&x[half][q])[1]);
+              words[half][q] = pack2<T>(a, b);
+            }
+          }
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            transpose4(words[half], t);
+            if (r0 + half * 8 < p.m && column + 32 * j + 8 * t < n)  // asm: the compiler makes four stores of one of the two
+              asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(y + half * 8 * p.sink.stride + 32 * j), "r"(words[half][0]), "r"(words[half][1]), "r"(words[half][2]), "r"(words[half][3]) : "memory");
+          }
+        }
+      };
+      // Others: 32 columns pass through 2 KB of a warp's own, chunks of 16 bytes swizzled; with DUAL 16 and what their gates multiply. A
+      // lane finishes 8 columns of rows g and g+8, or of one of them; for whole lines of f32 twice 4.
+      auto finish = [&](auto out) {
         typedef decltype(out) Out;
         typedef typename Residual<Out>::T Other;
-        constexpr bool PACKS = decltype(packs)::value;  // results of 16 bits, and a residual, in whole packs
         constexpr int SIZE = sizeof(Out), WIDTH = DUAL ? 16 : 32, ITEMS = DUAL ? 1 : 2, PIECES = BN / 32, LANE = SIZE == 4 && !DUAL ? 4 : 8, NEXT = LANE == 4 ? 16 : 4;
         typedef typename Bits<SIZE>::T Word;
-        const int g = own % 32 / 4, t = own % 4, r0 = row + (own / 32 - 4) * 16 + g + (DUAL ? t / 2 * 8 : 0);
         const int swizzle = (g & 3) * 2 + (g & 1), mine = LANE * (DUAL ? t % 2 : t);
         unsigned char* stage = ring + STAGES * STAGE + (own / 32 - 4) * 2048 + g * 128;
         const bool adds = SIZE > 1 && !DUAL && p.sink.residual;
-        Word* y = (Word*)p.sink.y + r0 * p.sink.stride + column + mine;
-        const Other* from = (const Other*)p.sink.residual + r0 * p.sink.residual_stride + column + mine;
-        uint4 other[ITEMS], ahead[ITEMS];
-        auto fetch = [&](int piece) {
-#pragma unroll
-          for (int i = 0; i < ITEMS; i++)
-            ahead[i] = r0 + 8 * i < p.m && column + piece * WIDTH + mine < n ? *(const uint4*)(from + 8 * i * p.sink.residual_stride + piece * WIDTH) : make_uint4(0, 0, 0, 0);
-        };
-        if (PACKS && adds) fetch(0);
+        auto column_of = [&](int k) { return k / 4 * NEXT + k % 4; };
 #pragma unroll 1
         for (int piece = 0; piece < PIECES; piece++) {
           __syncwarp();
@@ -193,17 +233,11 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
               }
           });
           __syncwarp();
-          if (PACKS && adds) {
-#pragma unroll
-            for (int i = 0; i < ITEMS; i++) other[i] = ahead[i];
-            if (piece + 1 < PIECES) fetch(piece + 1);
-          }
           const int of = piece * WIDTH + mine, c = column + of;
 #pragma unroll
           for (int i = 0; i < ITEMS; i++) {
-            const int half = DUAL ? t / 2 : i;
+            const int half = DUAL ? t / 2 : i, r = r0 + 8 * half;
             const float f = of_rows[own / 32 % 4 * 16 + g + 8 * half];
-            const bool in = r0 + 8 * i < p.m;
             float u[8];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
@@ -221,47 +255,37 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
               for (int e = 0; e < 4; e++) u[4 * j + e] += bias.v[e];
             }
-            if constexpr (PACKS) {
-              if (adds) {
-#pragma unroll
-                for (int k = 0; k < 8; k++) u[k] += to_float(((const Other*)&other[i])[k]);
-              }
-              const uint32_t result[4] = {pack2<Other>(u[0], u[1]), pack2<Other>(u[2], u[3]), pack2<Other>(u[4], u[5]), pack2<Other>(u[6], u[7])};
-              if (in && c < n) asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(y + 8 * i * p.sink.stride + piece * WIDTH), "r"(result[0]), "r"(result[1]), "r"(result[2]), "r"(result[3]) : "memory");
-              continue;
-            }
             alignas(16) Word result[8];
-            auto column_of = [&](int k) { return k / 4 * NEXT + k % 4; };
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-              if (!in || c + column_of(k) >= n) continue;
-              if (adds) u[k] += to_float(from[8 * i * p.sink.residual_stride + piece * WIDTH + column_of(k)]);
+              if (r >= p.m || c + column_of(k) >= n) continue;
+              if (adds) u[k] += to_float(((const Other*)p.sink.residual)[r * p.sink.residual_stride + c + column_of(k)]);
               if (p.sink.amax) amax = fmaxf(amax, fabsf(u[k]));
             }
 #pragma unroll
             for (int k = 0; k < 8; k += 2) put2<Out>(p.sink, result + k, u[k], u[k + 1]);
-            Word* to = y + 8 * i * p.sink.stride + piece * WIDTH;
+            Word* y = (Word*)p.sink.y + r * p.sink.stride + c;
             if (n % 8 == 0 && p.sink.stride * SIZE % 16 == 0 && (uint64_t)p.sink.y % 16 == 0) {
-              if (SIZE == 1 && in && c < n) *(uint2*)to = *(const uint2*)result;
+              if (SIZE == 1 && r < p.m && c < n) *(uint2*)y = *(const uint2*)result;
 #pragma unroll
               for (int k = 0; k < SIZE / 2; k++)
-                if (in && c + NEXT * k < n) *(uint4*)(to + NEXT * k) = ((const uint4*)result)[k];
+                if (r < p.m && c + NEXT * k < n) *(uint4*)(y + NEXT * k) = ((const uint4*)result)[k];
             } else {
 #pragma unroll
               for (int k = 0; k < 8; k++)
-                if (in && c + column_of(k) < n) to[column_of(k)] = result[k];
+                if (r < p.m && c + column_of(k) < n) y[column_of(k)] = result[k];
             }
           }
         }
       };
       const bool packs = !p.sink.amax && n % 8 == 0 && p.sink.stride % 8 == 0 && (uint64_t)p.sink.y % 16 == 0 && p.sink.residual_stride % 8 == 0 &&
                          (uint64_t)p.sink.residual % 16 == 0;
-      if (p.sink.out == 0 && packs) finish(bf16(), Constant<1>());
-      else if (p.sink.out == 1 && packs) finish(f16(), Constant<1>());
-      else if (p.sink.out == 0) finish(bf16(), Constant<0>());
-      else if (p.sink.out == 1) finish(f16(), Constant<0>());
-      else if (p.sink.out == 2) finish(float(), Constant<0>());
-      else finish(Codes(), Constant<0>());
+      if (packs && p.sink.out == 0) finish_packed(bf16());
+      else if (packs && p.sink.out == 1) finish_packed(f16());
+      else if (p.sink.out == 0) finish(bf16());
+      else if (p.sink.out == 1) finish(f16());
+      else if (p.sink.out == 2) finish(float());
+      else finish(Codes());
     }
     put_amax(p.sink, amax);
   }
@@ -286,7 +310,6 @@ GEMMS(e4m3, e5m2)
 GEMMS(e5m2, e4m3)
 GEMMS(e5m2, e5m2)
 GEMM(e4m3, e4m3, 256, 4, 2, true, false, 256_pair_swiglu)
-GEMM(e4m3, e4m3, 224, 4, 2, true, false, 224_pair_swiglu)
 GEMM(e4m3, e4m3, 256, 4, 2, true, true, 256_pair_block_swiglu)
 GEMM(e4m3, e4m3, 128, 6, 1, true, false, 128_swiglu)
 GEMM(e4m3, e4m3, 128, 6, 1, true, true, 128_block_swiglu)

@@ -191,8 +191,8 @@ func (g FP8Gemm) sizes() []Arg {
 func (g FP8Gemm) tiled(q Queue) error {
 	gpu := q.Target()
 	between := 224
-	if g.blocked() {
-		between = 0 // a step of w is of 128 columns
+	if g.blocked() || g.SwiGLU {
+		between = 0 // a step of w is of 128 columns, and a gate's pack of 32
 	}
 	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, between, g.SwiGLU)
 	x, w := g.maps(128, width/2)
