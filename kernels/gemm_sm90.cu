@@ -11,6 +11,7 @@
 // Shared memory: 4 stages of 48 KB (BN 256) or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
 #include "epilogue.cuh"
+#include "pick.cuh"
 #include "tiles.cuh"
 
 #ifdef SEAFAN_HOPPER
@@ -50,7 +51,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   __shared__ uint64_t full[STAGES], empty[STAGES];
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int group = threadIdx.x / 128;
-  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int rank = blockIdx.x % CLUSTER;
   if (threadIdx.x == 0) {
     prefetch_map(&xmap);
     prefetch_map(&wmap);
@@ -58,14 +59,14 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   }
   if (CLUSTER > 1) cluster_sync(); else __syncthreads();
   grid_wait();
-  const Tile tiles(p.m, p.n, rank);
-  const int count = tiles.count(), steps = (p.k + BK - 1) / BK;
+  const int steps = (p.k + BK - 1) / BK;
   const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
   if (group == 0) {
     registers_give<40>();
     if (threadIdx.x == 0) {
+      const Tile tiles(p.m, p.n, rank);
       int at = 0;
-      for (int tile = worker; tile < count; tile += workers) {
+      for (int tile = worker; tile < tiles.count(); tile += workers) {
         int row, column;
         tiles.place(tile, row, column);
         for (int s = 0; s < steps; s++, at++) {
@@ -80,17 +81,32 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     }
   } else {
     registers_take<232>();
-    const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    // Whole packs of 8 columns: results and the residual move 16 bytes a lane.
-    const bool packed = !p.f32_out && p.n % 8 == 0 && p.y_stride % 8 == 0 && (uint64_t)p.y % 16 == 0 && (uint64_t)p.bias % 4 == 0 &&
-                        p.residual_stride % 8 == 0 && (uint64_t)p.residual % 16 == 0;
+    const int wg = group - 1;
     int at = 0;
-    for (int tile = worker; tile < count; tile += workers) {
+    // Results in packs are held, lane t of four with columns 2t, 2t+1 of every 8, and leave a pack a step during the products of the next
+    // tile: stores of all blocks at once wait for L2, and the tensor cores for them.
+    constexpr int PACKS = OUT / 32;
+    uint32_t held[2 * PACKS][4];
+    int held_row = 0, held_column = p.n;  // nothing
+    auto leave = [&](int i) {
+      uint32_t v[4];
+      pick<0, 2 * PACKS>(i, [&](auto i) {
+#pragma unroll
+        for (int q = 0; q < 4; q++) v[q] = held[i.value][q];
+      });
+      int own = threadIdx.x;
+      asm volatile("" : "+r"(own));  // no addresses in registers during the products
+      transpose4(v, own % 4);
+      const int r = held_row + (own / 32 - 4) * 16 + own % 32 / 4 + i / PACKS * 8, c = held_column + i % PACKS * 32 + own % 4 * 8;
+      if (r < p.m && c < p.n) *(uint4*)((T*)p.y + r * p.y_stride + c) = make_uint4(v[0], v[1], v[2], v[3]);
+    };
+    const Tile tiles(p.m, p.n, rank);
+    for (int tile = worker; tile < tiles.count(); tile += workers) {
       int row, column;
       tiles.place(tile, row, column);
       float d[BN / 2];
       int last = -1;
-      for (int s = 0; s < steps; s++, at++) {
+      auto products = [&](int s) {
         const int slot = at % STAGES;
         barrier_wait(full + slot, at / STAGES & 1);
         const uint32_t a = shared_address(ring + slot * STAGE) + wg * (X / 2), b = shared_address(ring + slot * STAGE) + X;
@@ -100,26 +116,47 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         for (int j = 0; j < BK / 16; j++) Wgmma<T, BN, 0>::shared(d, descriptor(a + j * 32), descriptor(b + j * 32), s | j);
         wgmma_commit();
         wgmma_pin(d);
+      };
+      auto release = [&]() {  // the stage of the products before these
         if (last >= 0) {
           wgmma_wait<1>();
           if (threadIdx.x % 128 < CLUSTER) {
             if (CLUSTER > 1) barrier_arrive_remote(empty + last, threadIdx.x % 128); else barrier_arrive(empty + last);
           }
         }
-        last = slot;
-      }
-      const int r0 = row + wg * 64 + warp * 16 + g;
-      // Lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t, 2t+1 of every 8 in its accumulators. The residual's
-      // packs of 8 rows are asked for at once, the first ones while the last products run: y may be where it lies.
-      constexpr int PACKS = OUT / 32;
-      uint4 e[PACKS];
-      auto residual = [&](int half) {
-        const long r = r0 + half * 8;
-        const T* from = (const T*)p.residual + r * p.residual_stride + column + 8 * t;
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) e[j] = r < p.m && column + 32 * j + 8 * t < p.n ? *(const uint4*)(from + 32 * j) : make_uint4(0, 0, 0, 0);
+        last = at++ % STAGES;
       };
-      if (packed && p.residual) residual(0);
+      int s = 0;
+      for (const int most = held_column < p.n ? min(steps, 2 * PACKS) : 0; s < most; s++) {
+        products(s);
+        leave(s);
+        release();
+      }
+      for (; s < steps; s++) {
+        products(s);
+        release();
+      }
+      for (int i = steps; i < 2 * PACKS && held_column < p.n; i++) leave(i);
+      int own = threadIdx.x, n = p.n;
+      asm volatile("" : "+r"(own), "+r"(n));  // nothing of this in registers during the products
+      const void *const bias = DUAL ? nullptr : p.bias, *const residual = DUAL ? nullptr : p.residual;
+      // Whole packs of 8 columns: results and the residual move 16 bytes a lane.
+      const bool packed = !p.f32_out && n % 8 == 0 && p.y_stride % 8 == 0 && (uint64_t)p.y % 16 == 0 && (uint64_t)bias % 4 == 0 &&
+                          p.residual_stride % 8 == 0 && (uint64_t)residual % 16 == 0;
+      const int g = own % 32 / 4, t = own % 4, r0 = row + (own / 32 - 4) * 16 + g;
+      if (packed) {
+        held_row = row, held_column = column;
+        // The residual comes to where the results will be, while the last products run: y may be where it lies. Lane t of four has columns
+        // 8t to 8t+7 of every 32 in memory.
+        if (residual) {
+#pragma unroll
+          for (int i = 0; i < 2 * PACKS; i++) {
+            const int r = r0 + i / PACKS * 8, c = column + i % PACKS * 32 + 8 * t;
+            const uint4 e = r < p.m && c < p.n ? *(const uint4*)((const T*)residual + r * p.residual_stride + c) : make_uint4(0, 0, 0, 0);
+            held[i][0] = e.x, held[i][1] = e.y, held[i][2] = e.z, held[i][3] = e.w;
+          }
+        }
+      }
       wgmma_wait<0>();
       wgmma_pin(d);
       if (threadIdx.x % 128 < CLUSTER) {
@@ -127,35 +164,34 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       }
       if (packed) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const long r = r0 + half * 8;
-          T* y = (T*)p.y + r * p.y_stride + column + 8 * t;
-          if (half && p.residual) residual(1);
+        for (int j = 0; j < PACKS; j++) {
+          float2 adds[4];
 #pragma unroll
-          for (int j = 0; j < PACKS; j++) {
-            uint32_t v[4], x[4] = {e[j].x, e[j].y, e[j].z, e[j].w};
-            if (p.residual) transpose4(x, t);
+          for (int q = 0; q < 4; q++) {
+            const int c = column + 32 * j + 8 * q;
+            adds[q] = bias && c < p.n ? unpack2<T>(*(const uint32_t*)((const T*)bias + c + 2 * t)) : make_float2(0.f, 0.f);
+          }
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            uint32_t (&words)[4] = held[half * PACKS + j];
+            if (residual) transpose4(words, t);
 #pragma unroll
             for (int q = 0; q < 4; q++) {
-              const int i = 4 * j + q;
-              float a = d[4 * i + 2 * half], b = d[4 * i + 2 * half + 1];
+              const int at = 16 * j + 4 * q + 2 * half;
+              float a = d[at], b = d[at + 1];
               if (DUAL) {
-                a = silu(a) * d[BN / 4 + 4 * i + 2 * half];
-                b = silu(b) * d[BN / 4 + 4 * i + 2 * half + 1];
+                a = silu(a) * d[BN / 4 + at];
+                b = silu(b) * d[BN / 4 + at + 1];
               }
-              if (p.bias && column + 8 * i < p.n) {
-                const float2 c = unpack2<T>(*(const uint32_t*)((const T*)p.bias + column + 8 * i + 2 * t));
+              if (bias) a += adds[q].x, b += adds[q].y;
+              if (residual) {
+                const float2 c = unpack2<T>(words[q]);
                 a += c.x, b += c.y;
               }
-              if (p.residual) {
-                const float2 c = unpack2<T>(x[q]);
-                a += c.x, b += c.y;
-              }
-              v[q] = pack2<T>(a, b);
+              words[q] = pack2<T>(a, b);
             }
-            transpose4(v, t);
-            if (r < p.m && column + 32 * j + 8 * t < p.n) *(uint4*)(y + 32 * j) = make_uint4(v[0], v[1], v[2], v[3]);
           }
+          asm volatile("" ::: "memory");  // the bias of a pack after the one in front, which leaves registers
         }
         continue;
       }
@@ -174,12 +210,12 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
             v = silu(v) * w1;
           }
           const bool pair = c + 1 < p.n;
-          if (p.bias) {
-            u += to_float(((const T*)p.bias)[c]);
-            if (pair) v += to_float(((const T*)p.bias)[c + 1]);
+          if (bias) {
+            u += to_float(((const T*)bias)[c]);
+            if (pair) v += to_float(((const T*)bias)[c + 1]);
           }
-          if (p.residual) {
-            const T* e = (const T*)p.residual + r * p.residual_stride + c;
+          if (residual) {
+            const T* e = (const T*)residual + r * p.residual_stride + c;
             u += to_float(e[0]);
             if (pair) v += to_float(e[1]);
           }
@@ -199,6 +235,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         }
       }
     }
+    for (int i = 0; i < 2 * PACKS && held_column < p.n; i++) leave(i);
   }
   if (CLUSTER > 1) cluster_sync();
 #endif
