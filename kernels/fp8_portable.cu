@@ -3,8 +3,8 @@
 // A block owns ROWS rows of x and 128 rows of w; 4 or 8 warps, each a part of 32 rows by 64 columns (ROWS 128) or 32 by 32
 // (ROWS 32). A ring of stages of 64 k in shared memory, rows of 64 bytes padded to 80, so that ldmatrix meets no bank
 // conflict. Sums of 128 k are added up in f32 registers, scaled with BLOCK by the steps of 1 x 128 of x and 128 x 128 of w.
-// With DUAL, w is [2F,K], the block's columns are half of its first half and half of its second, interleaved by 8 so that a
-// thread holds both of a pair: y[M,F] = silu(first) * second. Epilogue as in fp8_gemm_sm90.cu. Rows aligned to 16
+// With DUAL, w is [2F,K], the block's columns are half of its first half and half of its second, interleaved by 8:
+// y[M,F] = silu(first) * second. Epilogue as in fp8_gemm_sm90.cu. Rows aligned to 16
 // bytes. Empty on sm_80. It needs local memory: 40 bytes.
 // fp8_portable_exact: codes become f16 in registers, whose products and sums keep what those of codes drop (the tensor cores add
 // 8-bit floats up in 14 bits), and the gate takes an exact exponential: for results in f32.
@@ -145,33 +145,38 @@ template <class A, class B, int ROWS, int THREADS, int STAGES, bool DUAL, bool B
     }
   }
   copy_wait<0>();
+  __syncthreads();
+  // The sums take the place of the stages, so that one loop ends a tile whatever it writes: unrolled for each type, ends were most of 12
+  // MB of PTX, a minute for a driver that compiles it.
+  constexpr int ACROSS = COLS + 4, WIDTH = DUAL ? COLS / 2 : COLS;
+  static_assert(ROWS * ACROSS * (int)sizeof(float) <= STAGES * STAGE, "sums fit");
+  float* sums = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int j = 0; j < TILES; j++)
+        *reinterpret_cast<float2*>(sums + (wr + i * 16 + g + half * 8) * ACROSS + wc + j * 8 + 2 * t) = make_float2(sum[i][j][2 * half], sum[i][j][2 * half + 1]);
+  __syncthreads();
+  const int c = threadIdx.x % WIDTH, n = col0 + c;
   float amax = 0.f;
   auto finish = [&](auto out) {
     typedef decltype(out) Out;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int r = row0 + wr + i * 16 + g + half * 8;
-        if (r >= p.m) continue;
-        const float fx = p.steps.x ? p.steps.x[(long)r * p.steps.x_row] : 1.f;
-#pragma unroll
-        for (int j = 0; j < TILES; j += DUAL ? 2 : 1)
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            const int c = col0 + (DUAL ? (wc + j * 8) / 2 : wc + j * 8) + 2 * t + e;
-            if (c >= p.n) continue;
-            float u = sum[i][j][2 * half + e] * (fx * (p.steps.w ? p.steps.w[(long)c * p.steps.w_row] : 1.f));
-            if (DUAL) {
-              const float v = sum[i][j + DUAL][2 * half + e] * (fx * (p.steps.w ? p.steps.w[(long)(p.n + c) * p.steps.w_row] : 1.f));
-              u = u / (1.f + (EXACT ? expf(-u) : __expf(-u))) * v;
-            }
-            if (p.sink.bias) u += ((const float*)p.sink.bias)[c];
-            if (p.sink.residual) u += to_float(((const typename Residual<Out>::T*)p.sink.residual)[r * p.sink.residual_stride + c]);
-            amax = fmaxf(amax, fabsf(u));
-            put<Out>(p.sink, r * p.sink.stride + c, u);
-          }
-      }
+    if (n >= p.n) return;
+    const float fw = p.steps.w ? p.steps.w[(long)n * p.steps.w_row] : 1.f, fv = DUAL && p.steps.w ? p.steps.w[(long)(p.n + n) * p.steps.w_row] : 1.f;
+#pragma unroll 2
+    for (int i = threadIdx.x / WIDTH; i < min(ROWS, p.m - row0); i += THREADS / WIDTH) {
+      const long r = row0 + i;
+      const float fx = p.steps.x ? p.steps.x[r * p.steps.x_row] : 1.f;
+      const float* at = sums + i * ACROSS + (DUAL ? c / 8 * 16 + c % 8 : c);
+      float u = at[0] * (fx * fw);
+      if (DUAL) u = u / (1.f + (EXACT ? expf(-u) : __expf(-u))) * (at[8] * (fx * fv));
+      if (p.sink.bias) u += ((const float*)p.sink.bias)[n];
+      if (p.sink.residual) u += to_float(((const typename Residual<Out>::T*)p.sink.residual)[r * p.sink.residual_stride + n]);
+      amax = fmaxf(amax, fabsf(u));
+      put<Out>(p.sink, r * p.sink.stride + n, u);
+    }
   };
   if (p.sink.out == 0) finish(bf16());
   else if (p.sink.out == 1) finish(f16());

@@ -15,24 +15,26 @@
 template <class T, int KP> struct Pipe {
   static constexpr int BYTES = (Item<KP>::SHARED + Item<KP>::TILE) * sizeof(T), HANDOVER = 2 * (KP / 16 + C / 16) * 32 * 16;
   char* memory;
-  uint64_t* full;
+  uint64_t* full;  // of each stage; behind them two of each half of the block: it has handed over its state, and Vn
   int stages;
 
   __device__ void start(char* p, int n) {
     memory = p, stages = n;
     full = reinterpret_cast<uint64_t*>(p + n * BYTES);
-#if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
-      for (int i = 0; i < n; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(full + i)) : "memory");
+      for (int i = 0; i < 4; i++) asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(full + 2 + i)) : "memory");
+#if __CUDA_ARCH__ >= 900
+      for (int i = 0; i < n; i++) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(full + i)) : "memory");
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
     }
     __syncthreads();
-#endif
   }
   // Stage of item i; of two they alternate.
   __device__ int stage(int i) const { return stages > 1 ? i & 1 : 0; }
   __device__ char* place(int i) const { return memory + stage(i) * BYTES; }
-  __device__ uint4* handover(int half) const { return reinterpret_cast<uint4*>(memory + stages * BYTES + 16) + half * (KP / 16 + C / 16) * 32; }
+  __device__ uint4* handover(int half) const { return reinterpret_cast<uint4*>(memory + stages * BYTES + 48) + half * (KP / 16 + C / 16) * 32; }
+  __device__ uint32_t given(int half) const { return shared_address(full + 2 + 2 * half); }
   // Item i: what all tiles read, and tile u of U behind it.
   __device__ void load(int i, const T* item, const T* u) const {
 #if __CUDA_ARCH__ >= 900
@@ -68,8 +70,16 @@ template <class T, int KP> struct Pipe {
   }
 };
 
-// Two warps meet: `half` of the block, point 0 or 1. Both wait: racecheck does not follow a warp that only arrives (bar.arrive).
-__device__ __forceinline__ void meet(int half, int point) { asm volatile("bar.sync %0, 64;" ::"r"(1 + half * 2 + point) : "memory"); }
+// A barrier in shared memory for what one warp hands to another: all 32 lanes of the giver arrive, the receiver waits for the phase. Not
+// bar.sync, which synccheck takes for divergence where it is reached from two places.
+__device__ __forceinline__ void give(uint32_t bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void receive(uint32_t bar, int phase) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tagain_%=:\n\tmbarrier.test_wait.parity.shared.b64 p, [%0], %1;\n\t@p bra done_%=;\n\tbra again_%=;\n\tdone_%=:\n\t}" ::"r"(
+          bar),
+      "r"(phase)
+      : "memory");
+}
 
 // Sixteen rows and columns of accumulators as the first operand of a product.
 template <class T> __device__ __forceinline__ uint4 rounded(const float (&x)[4], const float (&y)[4]) {
@@ -95,14 +105,14 @@ template <class T, int KP> struct Operands {
 
 // The warp that keeps the state, transposed, of 16 columns: Vn, then the new state. It hands over the state before the chunk
 // and Vn, rounded.
-template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP / 8][4], const char* item, uint4* hand, int half) {
+template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP / 8][4], const char* item, uint4* hand, uint32_t given, int half) {
   constexpr int PACKS = KP / 8;
   const int lane = threadIdx.x % 32, t = lane % 4;
   const Operands<T, KP> x{shared_address(item), lane};
   float vn[C / 8][4];
 #pragma unroll
   for (int kk = 0; kk < KP / 16; kk++) hand[kk * 32 + lane] = rounded<T>(s[2 * kk], s[2 * kk + 1]);
-  meet(half, 0);
+  give(given);
 #pragma unroll
   for (int n = 0; n < C / 16; n++) { // U', tokens 16 n.. by this warp's columns
     uint32_t u[4];
@@ -130,7 +140,7 @@ template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP
   uint4 v[C / 16];
 #pragma unroll
   for (int j = 0; j < C / 16; j++) hand[(KP / 16 + j) * 32 + lane] = v[j] = rounded<T>(vn[2 * j], vn[2 * j + 1]);
-  meet(half, 1);
+  give(given + 8);
   constexpr int PARTS = KP / 64;
 #pragma unroll
   for (int n = 0; n < 4; n++) x.across(b[0][n], Item<KP>::K, PACKS, 0, n);
@@ -153,7 +163,7 @@ template <class T, int KP> __device__ __forceinline__ void advance(float (&s)[KP
 
 // The warp that makes the outputs of the same columns, from what is handed over.
 template <class T, int KP>
-__device__ __forceinline__ void outputs(T* out, const char* item, const uint4* hand, int half, int64_t row, int tokens, int col, int dv) {
+__device__ __forceinline__ void outputs(T* out, const char* item, const uint4* hand, uint32_t given, int phase, int64_t row, int tokens, int col, int dv) {
   constexpr int PACKS = KP / 8;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Operands<T, KP> x{shared_address(item), lane};
@@ -161,7 +171,7 @@ __device__ __forceinline__ void outputs(T* out, const char* item, const uint4* h
   uint32_t b[2][4][4];
 #pragma unroll
   for (int n = 0; n < 4; n++) x.rows(b[0][n], Item<KP>::Q, PACKS, n, 0);
-  meet(half, 0);
+  receive(given, phase);
 #pragma unroll
   for (int kk = 0; kk < KP / 16; kk++) {
     const uint4 a = hand[kk * 32 + lane];
@@ -171,7 +181,7 @@ __device__ __forceinline__ void outputs(T* out, const char* item, const uint4* h
 #pragma unroll
     for (int n = 0; n < 4; n++) multiply<T>(o[2 * n], o[2 * n + 1], a, b[kk & 1][n]);
   }
-  meet(half, 1);
+  receive(given + 8, phase);
 #pragma unroll
   for (int j = 0; j < C / 16; j++) {
     const uint4 a = hand[(KP / 16 + j) * 32 + lane];
@@ -251,10 +261,10 @@ __device__ __forceinline__ void scan(T* out, float* st, const float* s0, const T
     pipe.wait(c - lo, more && stages > 1);
     const char* item = pipe.place(c - lo);
     if (warp < 2) {
-      advance<T, KP>(s, item, pipe.handover(half), half);
+      advance<T, KP>(s, item, pipe.handover(half), pipe.given(half), half);
     } else {
       const int2 x = reinterpret_cast<const int2*>(chunks)[c];
-      outputs<T, KP>(out + ((size_t)x.x * hv + head) * dv + col, item, pipe.handover(half), half, (int64_t)hv * dv, x.y, col, dv);
+      outputs<T, KP>(out + ((size_t)x.x * hv + head) * dv + col, item, pipe.handover(half), pipe.given(half), (c - lo) & 1, (int64_t)hv * dv, x.y, col, dv);
     }
     __syncthreads(); // the item's place is free
     if (more && stages == 1) load(c + 1);
@@ -265,7 +275,7 @@ __device__ __forceinline__ void scan(T* out, float* st, const float* s0, const T
 }
 
 #define SCAN(T, KP)                                                                                                                           \
-  extern "C" __global__ void __launch_bounds__(128) kda_prefill_scan_##T##_##KP(T* out, float* st, const float* s0, const T* items, const int* sequences, \
+  extern "C" __global__ void __launch_bounds__(128, 2) kda_prefill_scan_##T##_##KP(T* out, float* st, const float* s0, const T* items, const int* sequences, \
                                                                                const int* chunks, int c0, int c1, int hv, int dk, int dv, int stages) { \
     scan<T, KP>(out, st, s0, items, sequences, chunks, c0, c1, hv, dk, dv, stages);                                                           \
   }

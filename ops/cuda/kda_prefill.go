@@ -101,12 +101,12 @@ func (d KDATokens) shape(gpu Target) (kdaShape, error) {
 	s.item = int64(shared + ceilDiv(d.DV, 32)*tile)
 	s.chunkShared = 8*KDAChunk*(kp+8) + 4*(KDAChunk*68+32*36+13*kp+2*KDAChunk) + 6*kp
 	for s.stages = 2; s.stages > 0; s.stages-- {
-		if s.scanShared = s.stages*(shared+tile) + 16 + handover; s.scanShared <= gpu.MaxShared {
+		if s.scanShared = s.stages*(shared+tile) + 48 + handover; s.scanShared <= gpu.MaxShared {
 			break
 		}
 	}
 	if s.stages == 0 || s.chunkShared > gpu.MaxShared {
-		return s, unsupported(op, "K %d needs %d bytes of shared memory, %s gives a block %d", d.DK, max(s.chunkShared, shared+tile+16+handover), gpu.Name, gpu.MaxShared)
+		return s, unsupported(op, "K %d needs %d bytes of shared memory, %s gives a block %d", d.DK, max(s.chunkShared, shared+tile+48+handover), gpu.Name, gpu.MaxShared)
 	}
 	return s, nil
 }
