@@ -59,7 +59,7 @@ func TestMissingReceiversAreErrors(t *testing.T) {
 	for i, f := range []any{
 		graph.Recompute, graph.Rewrite, graph.RewriteInto, graph.RewriteOutputs, graph.Verify, ops.Share, ops.NewRotaryTable,
 		ops.NewFusedDecode, ops.NewKDAWeights, ops.NewKDAState,
-		autocast.FP8, autocast.BF16, autocast.Compare, autocast.FP8Inference, autocast.NewCalibrator, autocast.ParseCalibration, autocast.StoreFP8,
+		autocast.FP8, autocast.BF16, autocast.BF16x6, autocast.Compare, autocast.FP8Inference, autocast.NewCalibrator, autocast.ParseCalibration, autocast.StoreFP8,
 		models.ReadConfig, models.ParseConfig, models.KimiLinear, models.Load, models.AdapterBase, models.Open, models.Tokenizer, models.Pack,
 		models.TokenizerFiles, models.New, checkpoint.Open, checkpoint.OpenReaderAt, checkpoint.WriteDir, checkpoint.Save,
 		checkpoint.Read[float32], generate.New, generate.Template, tokenizer.FromGGUF, tokenizer.FromJSON, tokenizer.Open,

@@ -1,9 +1,10 @@
 // Package autocast changes the precision of the linear layers of a whole graph.
 //
 // A pass takes a graph and returns one in which the linears it finds eligible
-// multiply in fewer bits; everything else, names, order and parameters
-// included, is the same, and every decision stands in a Report. A pass runs
-// before the gradient is taken, so forward and backward agree.
+// multiply in fewer bits (FP8, BF16), or in float32 by several products of bf16
+// (BF16x6); everything else, names, order and parameters included, is the same,
+// and every decision stands in a Report. A pass runs before the gradient is taken,
+// so forward and backward agree.
 package autocast
 
 import (

@@ -283,12 +283,11 @@ func (t *Trainer) resume() error {
 	if name := stepName(r.State.Step); name != filepath.Base(dir) {
 		return fmt.Errorf("%s: state.step must be that of the folder, got %d", filepath.Join(dir, trainerName), r.State.Step)
 	}
-	if saved := cmp.Or(r.Options.Compute, F32); t.choose && saved != t.opts.Compute {
-		if err := t.build(saved); err != nil {
-			return err
-		}
+	o := t.opts
+	if t.choose {
+		o.Compute = cmp.Or(r.Options.Compute, F32)
 	}
-	if field, was, is := t.opts.differs(r.Options); field != "" {
+	if field, was, is := o.differs(r.Options); field != "" {
 		return fmt.Errorf("%s: option %s must be %s as in the run so far, got %s", dir, field, was, is)
 	}
 	if d := t.data.Digest(); d != r.Data {
@@ -304,6 +303,11 @@ func (t *Trainer) resume() error {
 	}
 	if err := checkMetrics(t.dir, r.State.Step); err != nil {
 		return err
+	}
+	if o.Compute != t.opts.Compute {
+		if err := t.build(o.Compute); err != nil {
+			return err
+		}
 	}
 	var changed error // in a file since it was written
 	// The moments come first: they are checked as they are read, with names.

@@ -19,7 +19,10 @@ type Options struct {
 	Accumulate int    `json:"accumulate"` // micro-batches of a step
 	Seed       uint64 `json:"seed"`
 
-	Compute Compute `json:"compute"` // products of the linears; empty: BF16x6 where the CPU has AMX, else F32; a resumed run goes on as it began
+	// Compute is how linears multiply. Empty leaves it to the trainer: BF16x6 where
+	// the CPU has AMX, else F32, and a run that is resumed goes on as it began.
+	// Trainer.Compute says which it is.
+	Compute Compute `json:"compute"`
 
 	Dropout  float64  `json:"dropout"`   // probability of dropping an activation
 	LR       float64  `json:"lr"`        // the highest learning rate
@@ -51,8 +54,8 @@ const (
 	F32  Compute = "f32"
 	BF16 Compute = "bf16" // operands rounded to bf16, as autocast.BF16 does; linears in FP8 stay so
 
-	// BF16x6 multiplies float32 by six products of bf16, as autocast.BF16x6 does: where
-	// the CPU has AMX, with half the error of F32, elsewhere it is F32.
+	// BF16x6 multiplies float32 by six products of bf16, as autocast.BF16x6 does: faster
+	// than F32 where the CPU has AMX, with about half its error; elsewhere it is F32.
 	BF16x6 Compute = "bf16x6"
 )
 

@@ -154,9 +154,8 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	}
 	t := &Trainer{
 		model: model, data: data, opts: o, choose: o.Compute == "",
-		log:    slog.New(slog.DiscardHandler),
-		graphs: map[graphKey]*loss{},
-		dirty:  true,
+		log:   slog.New(slog.DiscardHandler),
+		dirty: true,
 	}
 	for i, s := range settings {
 		if s == nil {
@@ -188,20 +187,33 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	return t, nil
 }
 
-// build makes the graphs of the run, with products of c.
+// build makes the graphs of the run, with products of c. On an error those that
+// are there stay.
 func (t *Trainer) build(c Compute) (err error) {
-	t.opts.Compute = c
-	clear(t.graphs)
+	before, graphs := t.opts.Compute, t.graphs
+	t.opts.Compute, t.graphs = c, map[graphKey]*loss{}
+	defer func() {
+		if err != nil {
+			t.opts.Compute, t.graphs = before, graphs
+		}
+	}()
 	key := graphKey{rows: t.opts.Batch, train: true}
 	if t.packed != nil {
 		key.sequences = t.packed.Sequences()
 	}
-	if t.train, err = t.graph(key); err != nil || t.heldRows() == 0 {
+	train, err := t.graph(key)
+	if err != nil {
 		return err
 	}
-	key.train = false
-	t.eval, err = t.graph(key)
-	return err
+	var eval *loss
+	if t.heldRows() > 0 {
+		key.train = false
+		if eval, err = t.graph(key); err != nil {
+			return err
+		}
+	}
+	t.train, t.eval = train, eval
+	return nil
 }
 
 func (t *Trainer) usable() error {

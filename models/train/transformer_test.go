@@ -174,6 +174,12 @@ func TestResumeKeepsWhatWasChosen(t *testing.T) {
 			return bits(m)
 		}
 		require.Equal(t, run(c), run(""), c)
+
+		o.Compute, o.Seed = "", o.Seed+1
+		other, _ := newTransformer(t, o, train.Dir(dir))
+		chosen := other.Compute()
+		require.ErrorContains(t, other.Resume(), "option seed must be")
+		require.Equal(t, chosen, other.Compute(), "a run that is not taken up changes nothing")
 	}
 }
 
