@@ -11,7 +11,8 @@ import (
 )
 
 // Options decide a run together with the model and the data: two runs with
-// equal Options give equal bits. They are stored in every checkpoint.
+// equal Options give equal bits, on CPUs with the same native.GemmKernel. They are
+// stored in every checkpoint.
 type Options struct {
 	Steps      int    `json:"steps"`      // optimiser steps of the whole run
 	Batch      int    `json:"batch"`      // rows of a micro-batch
