@@ -10,9 +10,11 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/ops/native"
@@ -71,7 +73,7 @@ func ReadConfig(dir string) (Config, error) {
 		return Config{}, errAdapterAlone(dir)
 	}
 	if err != nil {
-		return Config{}, fmt.Errorf("models: %w", err)
+		return Config{}, fmt.Errorf("models: %w%s", err, modelsIn(dir))
 	}
 	defer f.Close() // only read
 	c, err := ParseConfig(f)
@@ -79,6 +81,29 @@ func ReadConfig(dir string) (Config, error) {
 		return Config{}, fmt.Errorf("models: %s: %w", path, err)
 	}
 	return c, nil
+}
+
+// modelsIn says, for an error about a folder that is no model, which folders in
+// it are: that of a run holds them as best, last and its checkpoints.
+func modelsIn(dir string) string {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return ""
+	}
+	var names []string
+	for _, f := range list {
+		if _, err := os.Stat(filepath.Join(dir, f.Name(), "config.json")); err == nil {
+			names = append(names, f.Name())
+		}
+	}
+	const most = 8
+	switch {
+	case len(names) == 0:
+		return ""
+	case len(names) > most:
+		names = append(names[:most], "...")
+	}
+	return fmt.Sprintf(" (the folder holds models: %s)", strings.Join(names, ", "))
 }
 
 // ParseConfig reads a config.json. A model type that is not known, or a value

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -231,6 +232,34 @@ func TestConfigOfLists(t *testing.T) {
 func TestConfigTooLong(t *testing.T) {
 	_, err := models.ParseConfig(strings.NewReader(strings.Repeat(" ", 5<<20)))
 	require.EqualError(t, err, "a config of at most 4194304 bytes is read, this one is longer")
+}
+
+// A path that holds no model says what there is instead: the folder of a run has
+// its models below it.
+func TestNotAModel(t *testing.T) {
+	dir := t.TempDir()
+	_, err := models.Open(dir)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.NotContains(t, err.Error(), "holds models")
+	raw, err := os.ReadFile("testdata/golden/llama3/config.json")
+	require.NoError(t, err)
+	for _, name := range []string{"step-00000010", "best", "plots"} {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o777))
+		if name != "plots" {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name, "config.json"), raw, 0o666))
+		}
+	}
+	for _, open := range []func(string) error{
+		func(path string) error { _, err := models.Open(path); return err },
+		func(path string) error { _, err := models.ReadConfig(path); return err },
+	} {
+		require.ErrorContains(t, open(dir), " (the folder holds models: best, step-00000010)")
+		require.ErrorIs(t, open(dir), fs.ErrNotExist)
+	}
+	text := filepath.Join(dir, "book.txt")
+	require.NoError(t, os.WriteFile(text, []byte("It was the best of times, it was the worst of times."), 0o666))
+	_, err = models.Open(text)
+	require.EqualError(t, err, "models: "+text+": neither a folder with a config.json nor a GGUF file")
 }
 
 func TestAConfigIsAnObject(t *testing.T) {

@@ -84,13 +84,17 @@ func (o *Opened) openFolder(kept storage) (err error) {
 }
 
 func (o *Opened) openGGUF(kept storage) error {
+	fail := func(err error) error { return fmt.Errorf("models: %s: %w", o.Path, err) }
+	neither := errors.New("neither a folder with a config.json nor a GGUF file")
 	ck, err := checkpoint.Open(o.Path)
+	if bad, ok := errors.AsType[*checkpoint.FormatError](err); ok && bad.Format == "safetensors" {
+		return fail(neither)
+	}
 	if err != nil {
 		return fmt.Errorf("models: %w", err)
 	}
-	fail := func(err error) error { return fmt.Errorf("models: %s: %w", o.Path, err) }
 	if ck.Format() != "gguf" {
-		return errors.Join(fail(errors.New("neither a folder with a config.json nor a GGUF file")), ck.Close())
+		return errors.Join(fail(neither), ck.Close())
 	}
 	c, err := ggufConfig(ck)
 	if err != nil {

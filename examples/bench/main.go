@@ -1,6 +1,7 @@
 // Command bench measures the steps of a model's shape: decode of a batch at a
 // context, or the prefill of one prompt, with random weights.
 //
+//	eval "$(make env)" # the flags of cgo for -tags gpu
 //	go run -tags gpu ./examples/bench -shape llama3-8b -batch 16 -context 1024
 //	go run -tags gpu ./examples/bench -shape llama3-8b -prefill 2048
 //

@@ -4,6 +4,7 @@
 //
 //	go run ./examples/fp8
 //	go run ./examples/fp8 -fp8 delayed -steps 1000
+//	eval "$(make env)" # the flags of cgo for -tags gpu
 //	go run -tags gpu ./examples/fp8 -backend cuda
 //
 // Training is native; where -backend chooses a device, the held-out loss of the

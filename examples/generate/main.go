@@ -1,6 +1,6 @@
 // Command generate continues a prompt with a model, or chats with it.
 //
-//	go run ./examples/generate -model runs/demo -prompt "The light" -n 200
+//	go run ./examples/generate -model runs/demo/best -prompt "The light" -n 200
 //	go run ./examples/generate -model model.gguf -chat -system "Be brief."
 //
 // The model is a folder with config.json and safetensors, as training saves it

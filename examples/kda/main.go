@@ -3,6 +3,7 @@
 //
 //	go run ./examples/kda
 //	go run ./examples/kda -steps 1000 -out runs/kda -n 10000
+//	eval "$(make env)" # the flags of cgo for -tags gpu
 //	go run -tags gpu ./examples/kda -backend cuda -n 10000
 //
 // In every few layers one attends to all tokens, over pages that grow with the
