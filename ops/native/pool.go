@@ -259,27 +259,26 @@ func (w *workers) grow() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for w.running.Load() < int64(Workers()-1) {
-		mine := int(w.running.Add(1)) // the caller's part is 0
+		h := int(w.running.Add(1)) // the caller's part is 0
+		mine := &box{}             // where nobody puts a batch
+		if h < len(w.boxes) {
+			mine = &w.boxes[h]
+		}
 		go func() {
 			debug.SetPanicOnFault(true) // a weight whose file was cut short is a panic, which the caller gets
 			for {
 				b := w.next(mine)
-				b.work(mine)
+				b.work(h)
 				b.release()
 			}
 		}()
 	}
 }
 
-// next is the next batch that wants help of helper h. The launches of a plan
-// follow each other within microseconds, and to wake a sleeping thread takes
-// tens: a helper looks for work for a while before it sleeps.
-func (w *workers) next(h int) *batch {
-	var none box
-	mine := &none
-	if h < len(w.boxes) {
-		mine = &w.boxes[h]
-	}
+// next is the next batch that wants help of the helper with that box. The launches
+// of a plan follow each other within microseconds, and to wake a sleeping thread
+// takes tens: a helper looks for work for a while before it sleeps.
+func (w *workers) next(mine *box) *batch {
 	mine.CompareAndSwap(away, nil) // else there is a batch
 	for s := newSpin(); ; {
 		if b := mine.Load(); b != nil {

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,21 @@ func TestLaunchDoesNotAllocate(t *testing.T) {
 	var sum atomic.Int64
 	addKernel.launch(8, addArgs{sum: &sum})
 	require.Zero(t, testing.AllocsPerRun(1000, func() { addKernel.launch(8, addArgs{sum: &sum}) }))
+}
+
+// TestHelpersDoNotAllocate: AllocsPerRun runs on one processor, where launches have
+// no helpers unless they are asked for.
+func TestHelpersDoNotAllocate(t *testing.T) {
+	defer SetWorkers(0)
+	for _, w := range []int{2, 70} { // with helpers that have no box
+		SetWorkers(w)
+		var sum atomic.Int64
+		run := func() {
+			addKernel.launch(w, addArgs{sum: &sum})
+			runtime.Gosched() // to the helpers
+		}
+		require.Zero(t, allocs(run))
+	}
 }
 
 var panicKernel = newKernel(func(a *addArgs, i int) {
