@@ -28,8 +28,13 @@ func Missing(v any) bool {
 // Results lists the types of an op's results; nil for a leaf.
 func (n *Node) Results() []Type { return n.some().outs }
 
-// ResultOffset is where result i starts in the value of n, in bytes.
-func (n *Node) ResultOffset(i int) int { return partOffset(n.outs, i) * n.typ.DType.Size() }
+// ResultOffset is where result i starts in the value of n, in bytes; 0 for a leaf.
+func (n *Node) ResultOffset(i int) int {
+	if n = n.some(); n.outs == nil {
+		return 0
+	}
+	return partOffset(n.outs, i) * n.typ.DType.Size()
+}
 
 // Const is the memory of a constant, nil for other nodes.
 func (n *Node) Const() []byte { return n.some().value }

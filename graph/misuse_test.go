@@ -139,6 +139,7 @@ func TestANodeThatThereIsNotIsEmpty(t *testing.T) {
 	require.Empty(t, n.In())
 	require.Nil(t, n.Param())
 	require.Empty(t, n.Results())
+	require.Zero(t, n.ResultOffset(1))
 	require.Nil(t, n.Const())
 	_, _, ok := n.ResultOf()
 	require.False(t, ok)

@@ -43,6 +43,10 @@ func (m *Transformer) BalanceLoss(b *graph.Builder) *graph.Node {
 // Choices lists, by layer, the outputs of a graph of the model that hold the
 // experts each token chose, int32 [...,TopK]; nil for a layer without experts.
 func (m *Transformer) Choices(b *graph.Builder) []*graph.Node {
+	if m.Missing() {
+		b.Fail(m.usable())
+		return nil
+	}
 	ids := make([]*graph.Node, m.Config.Layers)
 	for l := range ids {
 		ids[l] = b.Out(choicesName(l))

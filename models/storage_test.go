@@ -206,6 +206,7 @@ func TestAClosedModelSaysSo(t *testing.T) {
 	for _, none := range []*models.Transformer{nil, &none, models.Opened{}.Transformer} {
 		for _, build := range []func(b *graph.Builder) *graph.Node{
 			none.BalanceLoss,
+			func(b *graph.Builder) *graph.Node { require.Empty(t, none.Choices(b)); return nil },
 			func(b *graph.Builder) *graph.Node { return none.Packed(b, models.Packed{}) },
 			func(b *graph.Builder) *graph.Node { loss, _ := none.Loss(b, 1, 4, 0, 0); return loss },
 			func(b *graph.Builder) *graph.Node { return none.Hidden(b, nil, models.Dropout{}, nil) },

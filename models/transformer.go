@@ -244,6 +244,9 @@ func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout,
 	if err := m.usable(); err != nil {
 		return b.Fail(err)
 	}
+	if graph.Missing(mix) {
+		return b.Fail(errors.New("models: Hidden: the mixer is missing (nil)"))
+	}
 	c, arch := m.Config, architectures[m.Config.Type]
 	b = b.Scope("model")
 	x := ops.Embedding(tokens, weight(b, "embed_tokens.weight", c.Vocab, c.Hidden))

@@ -133,6 +133,7 @@ func TestModelsSayWhatIsWrong(t *testing.T) {
 			"dimension 1 of [1,-1] is -1":            func(b *graph.Builder) { m.Loss(b, 1, -1, 0, 0) },
 			"p must be in [0,1), got 2":              func(b *graph.Builder) { m.Loss(b, 1, 8, 2, 0) },
 			"is 0, every dimension must be at least": func(b *graph.Builder) { m.Packed(b, models.Packed{}) },
+			"Hidden: the mixer is missing (nil)":     func(b *graph.Builder) { m.Hidden(b, nil, models.Dropout{}, nil) },
 		} {
 			b := graph.New(graph.Share(m.Params()))
 			build(b)
