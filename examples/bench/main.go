@@ -71,6 +71,10 @@ func (r result) String() string {
 func run(args []string, out, errOut io.Writer) error {
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(errOut)
+	f.Usage = func() {
+		fmt.Fprint(errOut, "bench measures the steps of a model's shape with random weights: decode, or prefill with -prefill.\n\n")
+		f.PrintDefaults()
+	}
 	names := slices.Sorted(maps.Keys(shapes))
 	shape := f.String("shape", "llama3-8b", "what is measured: "+strings.Join(names, ", "))
 	batch := f.Int("batch", 1, "requests that bring one token each")

@@ -52,6 +52,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	var c command
 	f := flag.NewFlagSet("cpubench", flag.ContinueOnError)
 	f.SetOutput(errOut)
+	f.Usage = func() {
+		fmt.Fprint(errOut, "cpubench measures native code on this machine's cores, beside PyTorch where -python has it.\n\n")
+		f.PrintDefaults()
+	}
 	f.StringVar(&c.python, "python", "", "Python with torch, to compare with; none: ours alone")
 	f.StringVar(&c.steps, "steps", "", "cpu_train.py, the training step in PyTorch; none: no step of the peer's")
 	f.BoolVar(&c.compile, "compile", false, "time torch.compile's training steps too, which needs a C++ compiler (a minute each the first time)")

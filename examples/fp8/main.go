@@ -68,6 +68,10 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	}
 	f := flag.NewFlagSet("fp8", flag.ContinueOnError)
 	f.SetOutput(errOut)
+	f.Usage = func() {
+		fmt.Fprint(errOut, "fp8 trains a small model twice, in float32 and with FP8 linears, and compares them.\n\n")
+		f.PrintDefaults()
+	}
 	f.StringVar(&s.text, "text", "", "`PATH` of a text; default: Newton's Opticks, from the Go install")
 	f.StringVar(&s.recipe, "fp8", "dynamic", "recipe: dynamic or delayed")
 	f.IntVar(&s.history, "history", 16, "steps that -fp8 delayed remembers")

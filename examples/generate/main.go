@@ -66,6 +66,10 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	var s settings
 	f := flag.NewFlagSet("generate", flag.ContinueOnError)
 	f.SetOutput(errOut)
+	f.Usage = func() {
+		fmt.Fprint(errOut, "generate continues a prompt with a model, or chats with it.\n\n")
+		f.PrintDefaults()
+	}
 	f.StringVar(&s.model, "model", "", "model folder or .gguf file (required)")
 	f.StringVar(&s.adapter, "adapter", "", "folder of a LoRA adapter (PEFT) on the model")
 	f.StringVar(&s.prompt, "prompt", "", "text to continue, or the first message of a chat (required without -chat)")

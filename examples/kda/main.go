@@ -72,6 +72,10 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 	s := settings{train: train.Defaults()}
 	f := flag.NewFlagSet("kda", flag.ContinueOnError)
 	f.SetOutput(errOut)
+	f.Usage = func() {
+		fmt.Fprint(errOut, "kda trains a hybrid of Kimi Delta Attention on a text and lets it write.\n\n")
+		f.PrintDefaults()
+	}
 	f.StringVar(&s.text, "text", "", "`PATH` of a text; default: Newton's Opticks, from the Go install")
 	f.StringVar(&s.out, "out", "runs/kda", "folder `DIR` of the run: checkpoints, metrics, the model")
 	f.IntVar(&s.layers, "layers", 4, "layers of the model")

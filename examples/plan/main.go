@@ -32,6 +32,10 @@ func main() {
 func run(args []string, out, errOut io.Writer) error {
 	f := flag.NewFlagSet("plan", flag.ContinueOnError)
 	f.SetOutput(errOut)
+	f.Usage = func() {
+		fmt.Fprint(errOut, "plan prints the plan of a step of generation of a model, or of training.\n\n")
+		f.PrintDefaults()
+	}
 	dir := f.String("model", "", "model folder; only its config.json is read (required)")
 	train := f.Bool("train", false, "plan a training step instead of a step of generation")
 	batch := f.Int("batch", 8, "sequences of a training step, or requests of a step of generation")

@@ -28,7 +28,7 @@ type Options struct {
 	Dropout  float64  `json:"dropout"`   // probability of dropping an activation
 	LR       float64  `json:"lr"`        // the highest learning rate
 	MinLR    float64  `json:"min_lr"`    // the last one, as a fraction of LR
-	Warmup   int      `json:"warmup"`    // steps of linear warm-up
+	Warmup   int      `json:"warmup"`    // steps of linear warm-up; a run of fewer ends below LR
 	Schedule Schedule `json:"schedule"`  // what follows the warm-up
 	Beta1    float64  `json:"beta1"`     // decay of the first moment
 	Beta2    float64  `json:"beta2"`     // decay of the second moment
