@@ -74,7 +74,7 @@ type Options struct {
 // ErrContextFull is the error of a request that has no room for another token.
 var ErrContextFull = errors.New("generate: the context is full")
 
-// ErrBusy is the error of Add when the session has all the requests it can hold.
+// ErrBusy is in the error of Add when the session has all the requests it can hold.
 var ErrBusy = errors.New("generate: the session holds its most requests")
 
 // Session generates for up to Requests requests at a time. It may be called
@@ -298,13 +298,18 @@ func (s *Session) check(prompt []int32, o Sampling) error {
 	return nil
 }
 
+// busy is ErrBusy with the number, and where it comes from.
+func (s *Session) busy() error {
+	return fmt.Errorf("%w, %d by Options.Requests", ErrBusy, s.opts.Requests)
+}
+
 // add starts a request on new pages.
 func (s *Session) add(prompt []int32, o Sampling) (*Request, error) {
 	if s.failed != nil {
 		return nil, s.failed
 	}
 	if len(s.active) == s.opts.Requests {
-		return nil, ErrBusy
+		return nil, s.busy()
 	}
 	r := s.request(prompt, o)
 	r.slot, s.slots = s.slots[len(s.slots)-1], s.slots[:len(s.slots)-1]

@@ -342,6 +342,7 @@ func TestBadRequests(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Add([]int32{1}, generate.Sampling{})
 	require.ErrorIs(t, err, generate.ErrBusy)
+	require.ErrorContains(t, err, "most requests, 1 by Options.Requests")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err = r.Next(ctx)

@@ -147,7 +147,7 @@ func (s *Session) Restore(n *Snapshot) (*Request, error) {
 	case s.failed != nil:
 		return nil, s.failed
 	case len(s.active) == s.opts.Requests:
-		return nil, ErrBusy
+		return nil, s.busy()
 	case n.pageSize != s.opts.PageSize:
 		return nil, fmt.Errorf("generate: the snapshot has pages of %d tokens, the session of %d", n.pageSize, s.opts.PageSize)
 	case n.cache != s.opts.Cache:

@@ -256,7 +256,7 @@ func TestEpochsVisitEveryWindowOnce(t *testing.T) {
 	require.Equal(t, []int32{244, 245, 246, 247}, tok[:4])
 	require.Equal(t, []int32{245, 246, 247, 248}, lab[:4])
 	require.ErrorContains(t, w.HeldRow(12, tok[:4], lab[:4]), "held-out rows are 0 to 11 of 4 tokens, got row 12")
-	require.ErrorContains(t, w.Batch(0, 7, tok[:4], lab), "a batch of 7 rows of 4 needs 28 tokens and labels, got room for 4 and 28")
+	require.ErrorContains(t, w.Batch(0, 7, tok[:4], lab), "a batch of 7 rows of 4 needs 28 tokens and labels, got room for 4 and 28 (Context of a trainer and of its data must be the same)")
 }
 
 func TestRandomWindowsAreUniform(t *testing.T) {

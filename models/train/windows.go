@@ -156,7 +156,7 @@ func (w *Windows) Batch(i int64, rows int, tokens, labels []int32) error {
 	}
 	t := w.o.Context
 	if len(tokens) != rows*t || len(labels) != rows*t {
-		return fmt.Errorf("train: a batch of %d rows of %d needs %d tokens and labels, got room for %d and %d", rows, t, rows*t, len(tokens), len(labels))
+		return fmt.Errorf("train: a batch of %d rows of %d needs %d tokens and labels, got room for %d and %d (Context of a trainer and of its data must be the same)", rows, t, rows*t, len(tokens), len(labels))
 	}
 	for r := range rows {
 		if err := w.fill(w.start(i*int64(rows)+int64(r)), tokens[r*t:(r+1)*t], labels[r*t:(r+1)*t]); err != nil {
