@@ -181,6 +181,9 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		o.Chunk, o.Compute, o.Cache = nativeChunk, computes[s.dtype], computes[s.cache]
 	}
 	m, err := models.Open(s.model)
+	if err != nil && models.IsAdapter(s.model) {
+		return fmt.Errorf("-model: %w (-adapter %s beside the -model)", err, s.model)
+	}
 	if err != nil {
 		return fmt.Errorf("-model: %w", err)
 	}

@@ -176,4 +176,6 @@ func TestAdapterChangesTheText(t *testing.T) {
 	adapted, _, err := runIt(t, "", "-model", dir, "-adapter", adapter, "-prompt", "Hello", "-n", "20", "-temperature", "0")
 	require.NoError(t, err)
 	require.NotEqual(t, plain, adapted)
+	_, _, err = runIt(t, "", "-model", adapter, "-prompt", "Hello")
+	require.ErrorContains(t, err, "and then the adapter on it (-adapter "+adapter+" beside the -model)")
 }

@@ -114,7 +114,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 	f.Float64Var(&t.Dropout, "dropout", t.Dropout, "probability of dropping an activation")
 	f.Float64Var(&t.LR, "lr", t.LR, "highest learning rate")
 	f.IntVar(&t.Warmup, "warmup", t.Warmup, "steps of linear warm-up before the cosine to a tenth of -lr;\na run of fewer ends below -lr")
-	f.IntVar(&t.EvalEvery, "eval-every", t.EvalEvery, "steps between evaluations on the last tenth of the text, 0: only at the end")
+	f.IntVar(&t.EvalEvery, "eval-every", t.EvalEvery, "steps between evaluations on the last tenth of the text, 0: only at the end;\neval_rows in train of -config evaluates on so many rows of it")
 	f.IntVar(&t.SaveEvery, "save-every", t.SaveEvery, "steps between checkpoints, 0: only at the end")
 	f.IntVar(&t.Keep, "keep", t.Keep, "newest checkpoints to keep, beside the best")
 	f.IntVar(&t.EarlyStop, "early-stop", t.EarlyStop, "stop after `N` evaluations without a new best, 0: never")
