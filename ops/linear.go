@@ -137,7 +137,7 @@ func linear[T native.Float](c *graph.Call) error {
 func codedLinear(c *graph.Call, mem []byte, coding Coding) native.CodedLinear {
 	o, _ := c.Op.(LinearOp) // a BF16LinearOp has no order of rows
 	return native.CodedLinear{
-		Y: graph.Data[float32](c.Out[0]), W: mem, Panels: panelsOf(c, 1), Bias: data[float32](c.In, 2),
+		Y: graph.Data[float32](c.Out[0]), W: mem, Panels: panelsOf(c), Bias: data[float32](c.In, 2),
 		Coding: coding, Rows: o.Rows, N: c.In[1].Shape[0],
 	}
 }

@@ -37,13 +37,14 @@ func (w *weightPanels) current() []byte {
 	return nil
 }
 
-// panelsOf are the panels of input i, nil where there are none of its value. The
-// call keeps where they are found: between two launches of a token every look at
-// memory that the weights have driven out of the caches counts.
-func panelsOf(c *graph.Call, i int) []byte {
+// panelsOf are the panels of the weight of a linear, its input 1, nil where there
+// are none of its value. The call keeps where they are found: between two launches
+// of a token every look at memory that the weights have driven out of the caches
+// counts.
+func panelsOf(c *graph.Call) []byte {
 	w, ok := c.Kept.(*weightPanels)
 	if !ok {
-		p := c.Param(i)
+		p := c.Param(1)
 		if p == nil {
 			return nil
 		}

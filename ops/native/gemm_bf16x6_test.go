@@ -296,6 +296,7 @@ func TestBF16x6Accuracy(t *testing.T) {
 		}
 		e, p := rms(chains, exact)*0x1p24, rms(plain, exact)*0x1p24
 		t.Logf("k %d: %.2f, Gemm %.2f", k, e, p)
+		// Measured: 1.01 to 2.43, Gemm with AVX-512 2.50 to 4.92; at most 0.51 of it.
 		require.Less(t, e, 0.75*p)
 	}
 }
