@@ -34,24 +34,9 @@ func TestRecompute(t *testing.T) {
 		if segment != nil {
 			outputs, err = graph.Recompute(segment, outputs...)
 			require.NoError(t, err)
-			b = outputs[0].Builder()
-			require.True(t, b.Graded())
+			require.True(t, outputs[0].Builder().Graded())
 		}
-		require.NoError(t, graph.Verify(b))
-		for _, p := range params.All() {
-			for i, d := 0, graph.Data[float32](p.Tensor()); i < len(d); i++ {
-				d[i] = float32(i)/64 - 0.3
-			}
-			p.Touch()
-		}
-		plan, err = b.Plan(outputs...)
-		require.NoError(t, err)
-		exec, err := plan.Native(graph.Poison())
-		require.NoError(t, err)
-		require.NoError(t, exec.Do(context.Background(), graph.Feeds{}))
-		v, err := exec.Value(outputs[1])
-		require.NoError(t, err)
-		return append([]float32(nil), graph.Data[float32](v)...), plan
+		return second(t, params, 64, outputs)
 	}
 	copies := func(p *graph.Plan) (names []string) {
 		for _, s := range p.Steps {
@@ -73,6 +58,27 @@ func TestRecompute(t *testing.T) {
 	require.Equal(t, want, got)
 	require.Equal(t, plain.Arena, plan.Arena)
 	require.Empty(t, copies(plan))
+}
+
+// second fills the parameters with steps of 1/n from -0.3 on and runs the graph of
+// outputs in poisoned memory; it is the second of them, and the plan.
+func second(t *testing.T, params *graph.Params, n float32, outputs []*graph.Node) ([]float32, *graph.Plan) {
+	b := outputs[0].Builder()
+	require.NoError(t, graph.Verify(b))
+	for _, p := range params.All() {
+		for i, d := 0, graph.Data[float32](p.Tensor()); i < len(d); i++ {
+			d[i] = float32(i)/n - 0.3
+		}
+		p.Touch()
+	}
+	plan, err := b.Plan(outputs...)
+	require.NoError(t, err)
+	exec, err := plan.Native(graph.Poison())
+	require.NoError(t, err)
+	require.NoError(t, exec.Do(context.Background(), graph.Feeds{}))
+	v, err := exec.Value(outputs[1])
+	require.NoError(t, err)
+	return append([]float32(nil), graph.Data[float32](v)...), plan
 }
 
 func TestRecomputeNeedsABackwardPass(t *testing.T) {
@@ -106,21 +112,8 @@ func TestRecomputeOneResultOfSeveral(t *testing.T) {
 			outputs, err = graph.Recompute(func(scope string) string { return scope }, outputs...)
 			require.NoError(t, err)
 		}
-		require.NoError(t, graph.Verify(outputs[0].Builder()))
-		for _, p := range params.All() {
-			for i, d := 0, graph.Data[float32](p.Tensor()); i < len(d); i++ {
-				d[i] = float32(i)/8 - 0.3
-			}
-			p.Touch()
-		}
-		plan, err := outputs[0].Builder().Plan(outputs...)
-		require.NoError(t, err)
-		exec, err := plan.Native(graph.Poison())
-		require.NoError(t, err)
-		require.NoError(t, exec.Do(context.Background(), graph.Feeds{}))
-		v, err := exec.Value(outputs[1])
-		require.NoError(t, err)
-		return append([]float32(nil), graph.Data[float32](v)...)
+		grad, _ := second(t, params, 8, outputs)
+		return grad
 	}
 	require.Equal(t, run(false), run(true))
 }
