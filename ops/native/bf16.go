@@ -53,10 +53,7 @@ func bf16Slice[T Float](y, x []T, flush bool) {
 // BF16Linear computes y[M,N] = x[M,K] w[N,K]^T + b[N] on rounded x and w; b may
 // be nil.
 func BF16Linear[T Float](y, x, w, b []T, m, n, k int) {
-	s, lds, beta := y, n, T(0)
-	if b != nil {
-		s, lds, beta = b, 0, 1
-	}
+	beta, s, lds := biased(y, b, n)
 	bf16Products(false, true, m, n, k, 1, x, k, w, k, beta, s, lds, y, n)
 }
 

@@ -66,8 +66,8 @@ func (g *gemmArgs[T]) compute() {
 			g.nc = amxFewCols
 		}
 	}
-	g.mBlocks, g.half, g.cut = ceilDiv(m, g.mc), 1, m
-	if g.mBlocks > 1 && !g.tiles {
+	g.mBlocks, g.cut = ceilDiv(m, g.mc), m
+	if g.half = g.mBlocks; g.mBlocks > 1 && !g.tiles {
 		g.cut = ceilDiv(m, 8) * 4
 		g.half = ceilDiv(g.cut, g.mc)
 		g.mBlocks = g.half + ceilDiv(m-g.cut, g.mc)
@@ -224,7 +224,7 @@ func (g *gemmArgs[T]) passes() int { return ceilDiv(g.kEnd-g.k0, g.pass()) }
 
 // rows are those of a block.
 func (g *gemmArgs[T]) rows(block int) (from, to int) {
-	if from = block * g.mc; block < g.half || g.tiles {
+	if from = block * g.mc; block < g.half {
 		return from, min(from+g.mc, g.cut)
 	}
 	from += g.cut - g.half*g.mc

@@ -86,13 +86,8 @@ func TestBF16ProductsAgainstLoops(t *testing.T) {
 			}
 			for trans := range 4 {
 				transA, transB := trans&1 != 0, trans&2 != 0
-				sa, lda, sb, ldb := a, c.k, b, c.n
-				if transA {
-					sa, lda = transpose(a, c.m, c.k), c.m
-				}
-				if transB {
-					sb, ldb = transpose(b, c.k, c.n), c.k
-				}
+				sa, lda := laidOut(transA, a, c.m, c.k)
+				sb, ldb := laidOut(transB, b, c.k, c.n)
 				name := fmt.Sprintf("m %d n %d k %d transA %v transB %v", c.m, c.n, c.k, transA, transB)
 				got := eachWorkers(t, func() []float32 {
 					got := nans[float32](c.m * c.n)
@@ -168,14 +163,9 @@ func TestBF16SpecialValues(t *testing.T) {
 				for trans := range 4 {
 					transA, transB := trans&1 != 0, trans&2 != 0
 					a, b := make([]float32, m*k), make([]float32, n*k)
-					lda, ldb := k, n
 					a[i*k+p], b[p*n+j] = s.av, s.bv
-					if transA {
-						a, lda = transpose(a, m, k), m
-					}
-					if transB {
-						b, ldb = transpose(b, k, n), k
-					}
+					a, lda := laidOut(transA, a, m, k)
+					b, ldb := laidOut(transB, b, k, n)
 					c := nans[float32](m * n)
 					bf16Products(transA, transB, m, n, k, 1, a, lda, b, ldb, 0, c, n, c, n)
 					got := c[i*n+j]

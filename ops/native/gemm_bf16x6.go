@@ -43,10 +43,7 @@ func newTops(n int) []float32 {
 // BF16x6Linear is Linear by BF16x6 where AMX is; elsewhere, and in float64, it is
 // Linear.
 func BF16x6Linear[T Float](y, x, w, b []T, m, n, k int) {
-	s, lds, beta := y, n, T(0)
-	if b != nil {
-		s, lds, beta = b, 0, 1
-	}
+	beta, s, lds := biased(y, b, n)
 	splitProducts(false, true, m, n, k, x, k, w, k, beta, s, lds, y, n)
 }
 

@@ -11,21 +11,20 @@
 // Bound: 26 vector instructions for 32 numbers, which are 128 bytes read and 192
 // written.
 
-// SPLIT makes words Z2, Z3, Z4 of the parts of Z0 and Z1, and changes Z5, Z6;
-// Z30 is the upper half of each lane, Z31 the order of halves.
+// PART takes the first part of Z0 and Z1 off them into words z, register n, and
+// changes Z5, Z6; Z30 is the upper half of each lane, Z31 the order of halves.
+#define PART(n, z) \
+	CVT2(n, 1, 0)                    \
+	VPERMW     z, Z31, z             \
+	VPSLLD     $16, z, Z5            \
+	VPANDD     z, Z30, Z6            \
+	VSUBPS     Z5, Z0, Z0            \
+	VSUBPS     Z6, Z1, Z1
+
+// SPLIT makes words Z2, Z3, Z4 of the parts of Z0 and Z1.
 #define SPLIT \
-	CVT2(2, 1, 0)                    \
-	VPERMW     Z2, Z31, Z2           \
-	VPSLLD     $16, Z2, Z5           \
-	VPANDD     Z2, Z30, Z6           \
-	VSUBPS     Z5, Z0, Z0            \
-	VSUBPS     Z6, Z1, Z1            \
-	CVT2(3, 1, 0)                    \
-	VPERMW     Z3, Z31, Z3           \
-	VPSLLD     $16, Z3, Z5           \
-	VPANDD     Z3, Z30, Z6           \
-	VSUBPS     Z5, Z0, Z0            \
-	VSUBPS     Z6, Z1, Z1            \
+	PART(2, Z2)                      \
+	PART(3, Z3)                      \
 	VPSRLD     $16, Z0, Z4           \
 	VPTERNLOGD $0xF8, Z1, Z30, Z4
 

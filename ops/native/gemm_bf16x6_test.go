@@ -128,13 +128,8 @@ func TestBF16x6ProductsAgainstLoops(t *testing.T) {
 			}
 			for trans := range 4 {
 				transA, transB := trans&1 != 0, trans&2 != 0
-				sa, lda, sb, ldb := a, c.k, b, c.n
-				if transA {
-					sa, lda = transpose(a, c.m, c.k), c.m
-				}
-				if transB {
-					sb, ldb = transpose(b, c.k, c.n), c.k
-				}
+				sa, lda := laidOut(transA, a, c.m, c.k)
+				sb, ldb := laidOut(transB, b, c.k, c.n)
 				name := fmt.Sprintf("m %d n %d k %d transA %v transB %v", c.m, c.n, c.k, transA, transB)
 				plain := make([]float32, c.m*c.n)
 				Gemm(transA, transB, c.m, c.n, c.k, 1, sa, lda, sb, ldb, 0, plain, c.n)
@@ -194,13 +189,8 @@ func TestBF16x6SpecialValues(t *testing.T) {
 		for trans := range 4 {
 			transA, transB := trans&1 != 0, trans&2 == 0
 			turn := func(a, b []float32) (sa []float32, lda int, sb []float32, ldb int) {
-				sa, lda, sb, ldb = a, k, b, k
-				if transA {
-					sa, lda = transpose(a, m, k), m
-				}
-				if !transB {
-					sb, ldb = transpose(b, n, k), n
-				}
+				sa, lda = laidOut(transA, a, m, k)
+				sb, ldb = laidOut(!transB, b, n, k)
 				return sa, lda, sb, ldb
 			}
 			sa, lda, sb, ldb := turn(a, b)

@@ -129,6 +129,15 @@ func transpose[T Float](x []T, rows, cols int) []T {
 	return y
 }
 
+// laidOut is x[rows,cols] as it is stored where trans says that it is turned, and
+// its row stride.
+func laidOut[T Float](trans bool, x []T, rows, cols int) ([]T, int) {
+	if trans {
+		return transpose(x, rows, cols), rows
+	}
+	return x, cols
+}
+
 // spread copies rows to a larger row stride and fills the gaps with NaN.
 func spread[T Float](x []T, rows, cols, ld int) []T {
 	y := nans[T](max(rows-1, 0)*ld + cols)

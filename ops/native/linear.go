@@ -4,11 +4,17 @@ package native
 
 // Linear computes y[M,N] = x[M,K] w[N,K]^T + b[N]; b may be nil.
 func Linear[T Float](y, x, w, b []T, m, n, k int) {
+	beta, s, lds := biased(y, b, n)
+	gemmAdd(false, true, m, n, k, 1, x, k, w, k, beta, s, lds, y, n)
+}
+
+// biased is what is added to the products of a linear: beta times rows s, lds
+// apart. Without a bias it is none of y.
+func biased[T Float](y, b []T, n int) (beta T, s []T, lds int) {
 	if b == nil {
-		Gemm(false, true, m, n, k, 1, x, k, w, k, 0, y, n)
-		return
+		return 0, y, n
 	}
-	gemmAdd(false, true, m, n, k, 1, x, k, w, k, 1, b, 0, y, n)
+	return 1, b, 0
 }
 
 // LinearGradInput computes dx[M,K] = dy[M,N] w[N,K].
