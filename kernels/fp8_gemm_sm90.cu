@@ -9,8 +9,9 @@
 // silu(x w1^T) * (x w2^T) comes out of the accumulators of one thread.
 // With BLOCK, partial sums are scaled by the steps of 1 x 128 of x and 128 x 128 of w. Epilogue: steps of rows and columns, +
 // bias[N] (f32), + residual[M,N] of the result's type, one rounding to bf16, f16 or f32; or to E4M3 codes with a step of their
-// own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: 4 stages of 48 KB (BN 256) or 6 of 32 KB
-// (BN 128), 20 KB of results, steps and bias, and barriers. sm_90a only; empty elsewhere.
+// own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: 4 stages of 48 KB (BN 256) or 44 (BN 224), or
+// 6 of 32 KB (BN 128), 16 KB for results that do not leave from registers, at most 5 KB of steps and bias, and barriers.
+// sm_90a only; empty elsewhere.
 // Design read: DeepGEMM (promotion of partial sums), CUTLASS's cooperative warp-specialised kernel.
 #include "epilogue.cuh"
 #include "fp8.cuh"

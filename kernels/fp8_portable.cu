@@ -4,8 +4,8 @@
 // (ROWS 32). A ring of stages of 64 k in shared memory, rows of 64 bytes padded to 80, so that ldmatrix meets no bank
 // conflict. Sums of 128 k are added up in f32 registers, scaled with BLOCK by the steps of 1 x 128 of x and 128 x 128 of w.
 // With DUAL, w is [2F,K], the block's columns are half of its first half and half of its second, interleaved by 8:
-// y[M,F] = silu(first) * second. Epilogue as in fp8_gemm_sm90.cu. Rows aligned to 16
-// bytes. Empty on sm_80. It needs local memory: 40 bytes.
+// y[M,F] = silu(first) * second. Epilogue as in fp8_gemm_sm90.cu, by one loop over sums that lie where the stages lay. Rows
+// aligned to 16 bytes. Empty on sm_80. It needs local memory: 40 bytes.
 // fp8_portable_exact: codes become f16 in registers, whose products and sums keep what those of codes drop (the tensor cores add
 // 8-bit floats up in 14 bits), and the gate takes an exact exponential: for results in f32.
 #include "fp8.cuh"

@@ -7,8 +7,9 @@
 // in flight share rows and columns in L2.
 // With DUAL, w is [2F,K] and the tile holds BN/2 rows of its first half and BN/2 of its second: y[M,F] =
 // silu(x w1^T) * (x w2^T) comes out of the accumulators of one thread.
-// Epilogue: f32 sum, + bias[N], + residual[M,N], one rounding (or f32 out). K a multiple of 8, rows aligned to 16 bytes.
-// Shared memory: 4 stages of 48 KB (BN 256) or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
+// Epilogue: f32 sum, + bias[N], + residual[M,N], one rounding (or f32 out); results of 16 bits are held and leave during the
+// next tile's products. K a multiple of 8, rows aligned to 16 bytes.
+// Shared memory: 4 stages of 48 KB (BN 256) or 44 (BN 224), or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
 #include "epilogue.cuh"
 #include "pick.cuh"
