@@ -27,6 +27,9 @@ type attnPairs struct {
 	line []float32 // [attnKeys,wd]
 	wd   int
 	ldv  int
+
+	base [attnStep]float32 // of the rows of a step: what their exponentials are above
+	sum  [attnStep]float64 // and their sums
 }
 
 // wholeCols is n columns in whole pieces of pairCols.
@@ -48,7 +51,7 @@ func (w *attnState[T]) openPairs() {
 }
 
 // attendPairs is attend in words.
-func (w *attnState[T]) attendPairs(j0, n int) {
+func (w *attnState[T]) attendPairs(j0, n int, view attnView) {
 	f, x := w.f, &w.pairs
 	v, ldv := f.kv.rows(&f.kv.v, w.s, w.hk, j0, n, w.v)
 	v32 := float32s(v)
@@ -75,9 +78,7 @@ func (w *attnState[T]) attendPairs(j0, n int) {
 		}
 		lo, hi = lo/pairCols*pairCols, wholeCols(hi)
 		pairProduct(false, end-r, hi-lo, x.wd, float32(f.scale), x.q[r*x.wd:], x.wd, x.kt[lo:], attnKeys, 0, x.s[lo:], attnKeys)
-		for i := r; i < end; i++ {
-			w.softmaxPairs(i, i-r, j0, n, lo, hi)
-		}
+		w.softmaxPairs(r, end, j0, n, lo, hi, view)
 		pairProduct(false, end-r, f.dv, (hi-lo)/2, 1, x.p[lo/2:], attnKeys/2, x.v[lo/2*x.ldv:], x.ldv, 1, float32s(w.o)[r*f.dv:], f.dv)
 		for _, j := range alone {
 			for i := r; i < end; i++ {
@@ -89,28 +90,47 @@ func (w *attnState[T]) attendPairs(j0, n int) {
 	}
 }
 
-// softmaxPairs is softmaxRow for row r, the row at in its step: the scores of
-// keys lo..hi become words, 0 for keys that it does not see.
-func (w *attnState[T]) softmaxPairs(r, at, j0, n, lo, hi int) {
+// softmaxPairs is softmaxRow for rows r..end, a step: the scores of keys lo..hi
+// become words, 0 for keys that a row does not see. All largest ones come before
+// all exponentials, so that no row waits for the chain of another.
+func (w *attnState[T]) softmaxPairs(r, end, j0, n, lo, hi int, view attnView) {
 	f, x := w.f, &w.pairs
-	i, _ := w.row(r)
-	from, to := f.partOf(w.s, i, i, j0, n)
-	p := x.p[at*attnKeys/2+lo/2:][:(hi-lo)/2]
-	if from == to {
-		clear(p)
-		return
-	}
-	w.seen[r] = true
-	base, sum := softmaxBF16(&p[0], &x.s[at*attnKeys+lo], (hi-lo)/pairCols, from-lo, to-lo, float32(w.m[r]), softmaxSlack)
-	if T(base) != w.m[r] {
-		if w.l[r] != 0 {
-			alpha := expOf(w.m[r] - T(base))
-			w.l[r] *= alpha
-			scale(w.o[r*f.dv:(r+1)*f.dv], alpha)
+	const stride = attnKeys * 4
+	rows, blocks := end-r, (hi-lo)/pairCols
+	for i := r; i < end; i++ {
+		from, to := lo, n
+		if view == attnPart {
+			at, _ := w.row(i)
+			if from, to = f.partOf(w.s, at, at, j0, n); from == to {
+				from, to = lo, lo
+			}
 		}
-		w.m[r] = T(base)
+		w.seen[i] = w.seen[i] || from < to
+		s := x.s[(i-r)*attnKeys:]
+		fill(s[lo:from], float32(math.Inf(-1)))
+		fill(s[to:hi], float32(math.Inf(-1)))
 	}
-	w.l[r] += T(sum)
+	largestBF16(&x.base[0], &x.s[lo], rows, stride, blocks)
+	for i := r; i < end; i++ {
+		base := T(x.base[i-r])
+		switch {
+		case base <= w.m[i]+softmaxSlack:
+			base = w.m[i]
+		case w.l[i] != 0:
+			alpha := expOf(w.m[i] - base)
+			w.l[i] *= alpha
+			scale(w.o[i*f.dv:(i+1)*f.dv], alpha)
+		}
+		w.m[i] = base
+		if math.IsInf(float64(base), -1) {
+			base = 0 // every score so far is -Inf: exp keeps them 0
+		}
+		x.base[i-r] = float32(base)
+	}
+	expPairsBF16(&x.p[lo/2], &x.s[lo], rows, stride, blocks, &x.base[0], &x.sum[0])
+	for i := r; i < end; i++ {
+		w.l[i] += T(x.sum[i-r])
+	}
 }
 
 // finiteWords looks for a half whose exponent has all bits set: adding one unit

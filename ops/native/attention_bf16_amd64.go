@@ -5,7 +5,10 @@ package native
 // This file binds attention_bf16_amd64.s.
 
 //go:noescape
-func softmaxBF16(words, s *float32, blocks, from, to int, m, slack float32) (base float32, sum float64)
+func largestBF16(largest, s *float32, rows, stride, blocks int)
+
+//go:noescape
+func expPairsBF16(words, s *float32, rows, stride, blocks int, base *float32, sum *float64)
 
 //go:noescape
 func softmaxGradBF16(rows *softmaxGradRows)

@@ -2,12 +2,12 @@
 
 #include "textflag.h"
 #include "exp_amd64.h"
+#include "exp4_amd64.h"
 #include "bf16_amd64.h"
 
 // The row work of attention that multiplies in bf16: from scores in float32 to
-// words of two bf16 (gemm_bf16_amd64.s), 32 keys a turn. A row sees the keys
-// from..to of the 32*blocks that are computed; the others get 0, whatever lies
-// there. Bound: the exponential, 26 instructions for 16 scores.
+// words of two bf16 (gemm_bf16_amd64.s), two rows of 32 keys a turn. Bound: the
+// exponential, 22 instructions for 16 scores.
 
 // SEEN sets k0 and k1 to which of the next 32 keys, whose numbers are in i0 and
 // i1, are seen.
@@ -36,40 +36,50 @@ DATA keys<>+48(SB)/8, $0x0000000d0000000c
 DATA keys<>+56(SB)/8, $0x0000000f0000000e
 GLOBL keys<>(SB), RODATA|NOPTR, $64
 
-// SUM adds the numbers of Zx to Z20 and Z21 in float64.
-#define SUM(zx, yx) \
-	VCVTPS2PD     yx, Z22       \
-	VADDPD        Z22, Z20, Z20 \
-	VEXTRACTF64X4 $1, zx, Y22   \
-	VCVTPS2PD     Y22, Z22      \
-	VADDPD        Z22, Z21, Z21
+// SUM adds the numbers of Zx to the sums a and b in float64; t is scratch.
+#define SUM(zx, yx, a, b, zt, yt) \
+	VCVTPS2PD     yx, zt     \
+	VADDPD        zt, a, a   \
+	VEXTRACTF64X4 $1, zx, yt \
+	VCVTPS2PD     yt, zt     \
+	VADDPD        zt, b, b
 
-// func softmaxBF16(words, s *float32, blocks, from, to int, m, slack float32) (base float32, sum float64)
+// TOTAL stores the sum of the lanes of a and b, in Za and Zb.
+#define TOTAL(za, ya, xa, zb, yb, xb, to) \
+	VADDPD        zb, za, za \
+	VEXTRACTF64X4 $1, za, yb \
+	VADDPD        yb, ya, ya \
+	VEXTRACTF64X2 $1, ya, xb \
+	VADDPD        xb, xa, xa \
+	VPERMILPD     $1, xa, xb \
+	VADDPD        xb, xa, xa \
+	VMOVSD        xa, to
+
+// func largestBF16(largest, s *float32, rows, stride, blocks int)
 //
-// words gets pairs of e^(s - base), sum their sum before they are rounded. base
-// is m, or the largest score where that is above m + slack (or NaN).
-//	DI words, SI s, CX blocks left
-//	Z8 base, Z20 Z21 sums, Z24 Z25 keys, Z26 from, Z27 to, Z28 step
-TEXT ·softmaxBF16(SB), NOSPLIT, $0-64
+// The largest of each of rows > 0 rows of 32*blocks scores, stride bytes apart.
+//	DI largest, SI a row, R9 stride, DX rows left, R10 blocks
+//	R8 scores, CX blocks left, Z0 Z1 largest
+TEXT ·largestBF16(SB), NOSPLIT, $0-40
+	MOVQ largest+0(FP), DI
 	MOVQ s+8(FP), SI
-	MOVQ blocks+16(FP), CX
-	MOVQ from+24(FP), R8
-	MOVQ to+32(FP), R9
-	VPBROADCASTD R8, Z26
-	VPBROADCASTD R9, Z27
-	COUNT(Z24, Z25, Z28)
-	VMOVUPS C_NEGINF, Z0
-	VMOVAPS Z0, Z1
+	MOVQ rows+16(FP), DX
+	MOVQ stride+24(FP), R9
+	MOVQ blocks+32(FP), R10
+	VMOVUPS C_NEGINF, Z2
+
+row:
+	MOVQ    SI, R8
+	MOVQ    R10, CX
+	VMOVAPS Z2, Z0
+	VMOVAPS Z2, Z1
 
 largest:
-	SEEN(Z24, Z25, Z26, Z27, K1, K2)
-	VMAXPS (SI), Z0, K1, Z0
-	VMAXPS 64(SI), Z1, K2, Z1
-	VPADDD Z28, Z24, Z24
-	VPADDD Z28, Z25, Z25
-	ADDQ $128, SI
-	DECQ CX
-	JNZ  largest
+	VMAXPS (R8), Z0, Z0
+	VMAXPS 64(R8), Z1, Z1
+	ADDQ   $128, R8
+	DECQ   CX
+	JNZ    largest
 
 	VMAXPS        Z1, Z0, Z0
 	VEXTRACTF64X4 $1, Z0, Y1
@@ -80,52 +90,77 @@ largest:
 	VMAXPS        X1, X0, X0
 	VPERMILPS     $0xB1, X0, X1
 	VMAXPS        X1, X0, X0
-	VBROADCASTSS  X0, Z0
-	VBROADCASTSS  m+40(FP), Z1
-	VADDPS.BCST   slack+44(FP), Z1, Z2
-	VCMPPS        $2, Z2, Z0, K3
-	VBLENDMPS     Z1, Z0, K3, Z8
-	VMOVSS        X8, base+48(FP)
-	VCMPPS        $4, C_NEGINF, Z8, K3 // e^(-Inf - 0) is the 0 that a row of -Inf wants
-	VMOVAPS.Z     Z8, K3, Z8
+	VMOVSS        X0, (DI)
+	ADDQ $4, DI
+	ADDQ R9, SI
+	DECQ DX
+	JNZ  row
+	VZEROUPPER
+	RET
 
+// func expPairsBF16(words, s *float32, rows, stride, blocks int, base *float32, sum *float64)
+//
+// words gets pairs of e^(s - base) of rows > 0 rows of 32*blocks scores, stride bytes
+// apart, words half as much; sum gets their sum before they are rounded. Rows go by
+// twos: an odd last one's partner, whatever it holds, is computed too.
+//	DI words and SI s of the first row, R8 base, R9 sum, R10 stride, R11 half of it,
+//	DX rows left, R12 blocks; R13 s, BX words, CX blocks left
+//	Z0 Z1 sums of the first row, Z8 Z31 of the second
+TEXT ·expPairsBF16(SB), NOSPLIT, $0-56
 	MOVQ words+0(FP), DI
 	MOVQ s+8(FP), SI
-	MOVQ blocks+16(FP), CX
-	COUNT(Z24, Z25, Z28)
-	VPXORQ Z20, Z20, Z20
-	VPXORQ Z21, Z21, Z21
+	MOVQ rows+16(FP), DX
+	MOVQ stride+24(FP), R10
+	MOVQ blocks+32(FP), R12
+	MOVQ base+40(FP), R8
+	MOVQ sum+48(FP), R9
+	MOVQ R10, R11
+	SHRQ $1, R11
+	EXP4_CONSTANTS
 
-exponentials:
-	SEEN(Z24, Z25, Z26, Z27, K1, K2)
-	VMOVUPS (SI), Z0
-	VMOVUPS 64(SI), Z1
-	VSUBPS  Z8, Z0, Z0
-	VSUBPS  Z8, Z1, Z1
-	EXP(Z0, Z2, Z3, Z4)
-	EXP(Z1, Z5, Z6, Z7)
-	VMOVAPS.Z Z0, K1, Z0
-	VMOVAPS.Z Z1, K2, Z1
-	SUM(Z0, Y0)
-	SUM(Z1, Y1)
-	CVT2(2, 1, 0)
-	VPROLD  $16, Z2, Z2
-	VMOVUPS Z2, (DI)
-	ADDQ $128, SI
-	ADDQ $64, DI
-	VPADDD Z28, Z24, Z24
-	VPADDD Z28, Z25, Z25
+rows:
+	MOVQ   SI, R13
+	MOVQ   DI, BX
+	MOVQ   R12, CX
+	VPXORQ Z0, Z0, Z0
+	VPXORQ Z1, Z1, Z1
+	VPXORQ Z8, Z8, Z8
+	VPXORQ Z31, Z31, Z31
+
+block:
+	VMOVUPS (R13), Z2
+	VMOVUPS 64(R13), Z3
+	VMOVUPS (R13)(R10*1), Z4
+	VMOVUPS 64(R13)(R10*1), Z5
+	VSUBPS.BCST (R8), Z2, Z2
+	VSUBPS.BCST (R8), Z3, Z3
+	VSUBPS.BCST 4(R8), Z4, Z4
+	VSUBPS.BCST 4(R8), Z5, Z5
+	EXP4
+	SUM(Z2, Y2, Z0, Z1, Z6, Y6)
+	SUM(Z4, Y4, Z8, Z31, Z7, Y7)
+	SUM(Z3, Y3, Z0, Z1, Z9, Y9)
+	SUM(Z5, Y5, Z8, Z31, Z10, Y10)
+	CVT2(11, 3, 2)
+	CVT2(12, 5, 4)
+	VPROLD  $16, Z11, Z11
+	VPROLD  $16, Z12, Z12
+	VMOVUPS Z11, (BX)
+	VMOVUPS Z12, (BX)(R11*1)
+	ADDQ $128, R13
+	ADDQ $64, BX
 	DECQ CX
-	JNZ  exponentials
+	JNZ  block
 
-	VADDPD        Z21, Z20, Z20
-	VEXTRACTF64X4 $1, Z20, Y21
-	VADDPD        Y21, Y20, Y20
-	VEXTRACTF64X2 $1, Y20, X21
-	VADDPD        X21, X20, X20
-	VPERMILPD     $1, X20, X21
-	VADDPD        X21, X20, X20
-	VMOVSD        X20, sum+56(FP)
+	TOTAL(Z0, Y0, X0, Z1, Y1, X1, (R9))
+	VMOVAPS Z31, Z2
+	TOTAL(Z8, Y8, X8, Z2, Y2, X2, 8(R9))
+	LEAQ (SI)(R10*2), SI
+	LEAQ (DI)(R11*2), DI
+	ADDQ $8, R8
+	ADDQ $16, R9
+	SUBQ $2, DX
+	JGT  rows
 	VZEROUPPER
 	RET
 
@@ -216,11 +251,35 @@ block:
 	VZEROUPPER
 	RET
 
+// PAIRBOTH is a turn of pairBothBF16: rows in Z0 Z1 and Z2 Z3.
+#define PAIRBOTH \
+	LEAQ    (SI)(R9*2), SI       \
+	CVT2(4, 0, 2)                \
+	CVT2(5, 1, 3)                \
+	CVT2(6, 1, 0)                \
+	CVT2(7, 3, 2)                \
+	VPANDD  Z29, Z4, Z8          \
+	VPANDD  Z29, Z5, Z9          \
+	VPMAXUW Z8, Z30, Z30         \
+	VPMAXUW Z9, Z30, Z30         \
+	VPERMW  Z4, Z31, Z4          \
+	VPERMW  Z5, Z31, Z5          \
+	VPROLD  $16, Z6, Z6          \
+	VPROLD  $16, Z7, Z7          \
+	VMOVUPS Z4, (DI)             \
+	VMOVUPS Z5, 64(DI)           \
+	ADDQ    R8, DI               \
+	VMOVUPS Z6, K3, (R10)        \
+	VMOVUPS Z7, K3, (R10)(R11*1) \
+	LEAQ    (R10)(R11*2), R10    \
+	SUBQ    $2, DX
+
 // func pairBothBF16(cols *float32, ldc int, rows *float32, ldr int, src *float32, lds, n, width int) (top uint16)
 //
 // Words of n > 0 rows of 1 to 32 columns, rounded: cols pairs rows as
 // pairRowsBF16 does, rows pairs columns as pairRowBF16 does. cols is written 32
-// columns wide, rows (width+1)/2 words wide; strides are in bytes. top is the
+// columns wide, rows (width+1)/2 words wide; strides are in bytes. Whole rows go
+// without masks, as a masked load is not fetched ahead. top is the
 // largest exponent field, 0x7F80 where a number is not finite in bf16.
 //	DI cols, R8 ldc, R10 rows, R11 ldr, SI src, R9 lds, DX rows left
 //	K1 K2 columns, K3 words of a row, Z29 exponents, Z30 their largest, Z31 interleaves
@@ -245,32 +304,24 @@ TEXT ·pairBothBF16(SB), NOSPLIT, $0-66
 	VPXORQ       Z30, Z30, Z30
 	SUBQ $2, DX
 	JLT  odd
+	CMPQ width+56(FP), $32
+	JLT  pair
+
+full:
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS (SI)(R9*1), Z2
+	VMOVUPS 64(SI)(R9*1), Z3
+	PAIRBOTH
+	JGE  full
+	JMP  odd
 
 pair:
 	VMOVUPS.Z (SI), K1, Z0
 	VMOVUPS.Z 64(SI), K2, Z1
 	VMOVUPS.Z (SI)(R9*1), K1, Z2
 	VMOVUPS.Z 64(SI)(R9*1), K2, Z3
-	LEAQ (SI)(R9*2), SI
-	CVT2(4, 0, 2)
-	CVT2(5, 1, 3)
-	CVT2(6, 1, 0)
-	CVT2(7, 3, 2)
-	VPANDD   Z29, Z4, Z8
-	VPANDD   Z29, Z5, Z9
-	VPMAXUW  Z8, Z30, Z30
-	VPMAXUW  Z9, Z30, Z30
-	VPERMW   Z4, Z31, Z4
-	VPERMW   Z5, Z31, Z5
-	VPROLD   $16, Z6, Z6
-	VPROLD   $16, Z7, Z7
-	VMOVUPS  Z4, (DI)
-	VMOVUPS  Z5, 64(DI)
-	ADDQ     R8, DI
-	VMOVUPS  Z6, K3, (R10)
-	VMOVUPS  Z7, K3, (R10)(R11*1)
-	LEAQ     (R10)(R11*2), R10
-	SUBQ $2, DX
+	PAIRBOTH
 	JGE  pair
 
 odd:
@@ -310,21 +361,21 @@ end:
 // func roundRowBF16(y, x *float32, n int)
 //
 // y is x rounded to bf16, n > 0 numbers; y may be x.
-//	DI y, SI x, DX numbers left
+//	DI y, SI x, DX numbers left, less 32
 TEXT ·roundRowBF16(SB), NOSPLIT, $0-24
 	MOVQ y+0(FP), DI
 	MOVQ x+8(FP), SI
 	MOVQ n+16(FP), DX
+	KXNORW K1, K1, K1
+	KXNORW K2, K2, K2
+	SUBQ $32, DX
+	JLT  part
+
+full:
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
 
 round:
-	MOVQ $32, R8
-	CMPQ DX, R8
-	CMOVQLT DX, R8
-	MASK(R8, K1)
-	SHRQ  $16, AX
-	KMOVW AX, K2
-	VMOVUPS.Z (SI), K1, Z0
-	VMOVUPS.Z 64(SI), K2, Z1
 	CVT2(2, 1, 0)
 	VPMOVZXWD     Y2, Z0
 	VEXTRACTI64X4 $1, Z2, Y1
@@ -336,6 +387,20 @@ round:
 	ADDQ $128, SI
 	ADDQ $128, DI
 	SUBQ $32, DX
-	JGT  round
+	JGE  full
+	CMPQ DX, $-32
+	JLE  done
+
+part:
+	ADDQ $32, DX
+	MASK(DX, K1)
+	SHRQ  $16, AX
+	KMOVW AX, K2
+	VMOVUPS.Z (SI), K1, Z0
+	VMOVUPS.Z 64(SI), K2, Z1
+	XORL DX, DX
+	JMP  round
+
+done:
 	VZEROUPPER
 	RET

@@ -49,19 +49,21 @@ type attnBackward[T Float] struct {
 	gq, gk, gv, gsinks       []T // dq, dk, dv, dsinks
 	delta                    []T // as lse
 	tiles                    int // query tiles of the longest sequence
+	deltas                   int // and its units of delta
 	parts                    int // units that share one key head of a sequence
 	dqParts                  []T // [parts-1] copies of dq
 }
 
 const (
 	attnGradRows  = 128 // queries of a tile
+	attnDeltaRows = 32  // queries of a unit of delta
 	attnGradUnits = 32  // key heads are cut until a call has so many units
 	attnGradParts = 4   // but at most so often: every part holds a dq
 )
 
 var (
-	attnDelta32    = newKernel(attnDeltaTile[float32])
-	attnDelta64    = newKernel(attnDeltaTile[float64])
+	attnDelta32    = newKernel(attnDeltaUnit[float32])
+	attnDelta64    = newKernel(attnDeltaUnit[float64])
 	attnBackward32 = newKernel(attnBackwardPart[float32])
 	attnBackward64 = newKernel(attnBackwardPart[float64])
 	attnAddParts32 = newKernel(attnAddParts[float32])
@@ -80,7 +82,8 @@ func (g *attnBackward[T]) run() {
 	}
 	g.tiles = ceilDiv(g.longest(), attnGradRows)
 	g.delta = takeScratch[T](len(g.lse))
-	pick[attnBackward[T]](attnDelta32, attnDelta64).launch(g.tiles*g.b*g.hq, *g)
+	g.deltas = ceilDiv(g.longest(), attnDeltaRows)
+	pick[attnBackward[T]](attnDelta32, attnDelta64).launch(g.deltas*g.b, *g)
 
 	heads := g.b * g.hkv
 	g.parts = min(max(ceilDiv(attnGradUnits, heads), 1), attnGradParts, max(ceilDiv(g.longestKeys(), attnKeys), 1))
@@ -116,28 +119,29 @@ func (h *attnHeads[T]) longestKeys() int {
 	return n
 }
 
-// attnDeltaTile computes delta of one tile of queries of one head, and clears
-// their dq.
-func attnDeltaTile[T Float](g *attnBackward[T], unit int) {
-	s := g.seq(unit / g.tiles / g.hq)
-	head := unit / g.tiles % g.hq
-	i0 := unit % g.tiles * attnGradRows
-	rounded := takeScratch[T](g.dv)
-	for i := i0; i < min(i0+attnGradRows, s.lq); i++ {
-		at := (s.q0+i)*g.hq + head
-		l := g.lseAt(s, head) + i
-		dout := g.dout[at*g.dv : (at+1)*g.dv]
+// attnDeltaUnit computes delta of some queries of one sequence, a query with all
+// its heads at a time, as they lie in memory.
+func attnDeltaUnit[T Float](g *attnBackward[T], unit int) {
+	s := g.seq(unit / g.deltas)
+	i0 := unit % g.deltas * attnDeltaRows
+	n := g.hq * g.dv
+	rounded := takeScratch[T](n)
+	for i := i0; i < min(i0+attnDeltaRows, s.lq); i++ {
+		at := (s.q0 + i) * n
+		dout, out := g.dout[at:at+n], g.out[at:at+n]
 		if g.bf16 {
 			// As the products have it: a query that sees one key then has a
 			// gradient of 0.
-			roundBF16(rounded[:g.dv], dout)
-			dout = rounded[:g.dv]
+			roundBF16(rounded[:n], dout)
+			dout = rounded[:n]
 		}
-		g.delta[l] = dot(dout, g.out[at*g.dv:])
-		if len(g.dlse) > 0 {
-			g.delta[l] -= g.dlse[l]
+		for head := range g.hq {
+			l := g.lseAt(s, head) + i
+			g.delta[l] = dot(dout[head*g.dv:(head+1)*g.dv], out[head*g.dv:])
+			if len(g.dlse) > 0 {
+				g.delta[l] -= g.dlse[l]
+			}
 		}
-		clear(g.gq[at*g.d : (at+1)*g.d])
 	}
 	giveScratch(rounded)
 }
@@ -182,8 +186,8 @@ func attnBackwardPart[T Float](g *attnBackward[T], unit int) {
 	w := attnGradState[T]{g: g, s: s, hk: unit % heads % g.hkv, dq: g.gq}
 	if part > 0 {
 		w.dq = g.dqParts[(part-1)*len(g.gq):][:len(g.gq)]
-		w.clearPart()
 	}
+	w.clearPart()
 	w.open()
 	limit := s.lk
 	if g.kvLen != nil && g.qIndptr == nil {

@@ -72,7 +72,7 @@ func (w *attnState[T]) attend(j0, n int) {
 		return
 	}
 	if w.inPairs {
-		w.attendPairs(j0, n)
+		w.attendPairs(j0, n, view)
 		return
 	}
 	step := w.rows

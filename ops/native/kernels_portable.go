@@ -65,9 +65,9 @@ func splitRow(dst, src *float32, n int) (top uint32) { return 0 }
 
 func splitRows(dst, src *float32, lds, rows, cols int, tops *float32) {}
 
-func softmaxBF16(words, s *float32, blocks, from, to int, m, slack float32) (base float32, sum float64) {
-	return 0, 0
-}
+func largestBF16(largest, s *float32, rows, stride, blocks int) {}
+
+func expPairsBF16(words, s *float32, rows, stride, blocks int, base *float32, sum *float64) {}
 
 func softmaxGradBF16(rows *softmaxGradRows) {}
 
