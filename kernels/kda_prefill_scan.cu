@@ -52,6 +52,14 @@ template <class T, int KP> struct Pipe {
     copy_commit();
 #endif
   }
+  // This thread has read its item, by ordinary loads: all wait, and the place is free. A bulk copy, of another proxy, follows reads
+  // only past a fence of those who read.
+  __device__ void release() const {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncthreads();
+  }
   // Item i is there; `behind` says that one more has been asked for.
   __device__ void wait(int i, bool behind) const {
 #if __CUDA_ARCH__ >= 900
@@ -266,7 +274,7 @@ __device__ __forceinline__ void scan(T* out, float* st, const float* s0, const T
       const int2 x = reinterpret_cast<const int2*>(chunks)[c];
       outputs<T, KP>(out + ((size_t)x.x * hv + head) * dv + col, item, pipe.handover(half), pipe.given(half), (c - lo) & 1, (int64_t)hv * dv, x.y, col, dv);
     }
-    __syncthreads(); // the item's place is free
+    pipe.release();
     if (more && stages == 1) load(c + 1);
   }
   if (warp < 2) each([&](float& x, size_t p, bool live) {
