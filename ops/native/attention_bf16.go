@@ -195,6 +195,7 @@ type attnGradPairs struct {
 	wd, wdv int
 	ld, ldv int
 	alone   []int // keys that are not finite in bf16, and not in k
+	begun   bool  // dk and dv of the tile hold something
 
 	rows softmaxGradRows
 }
@@ -245,7 +246,7 @@ func (w *attnGradState[T]) keyPairs(k []T, ldk int, v []T, ldv, n int) {
 	g, x := w.g, &w.pairs
 	pairBoth(x.qs, 0, x.line, x.wdv, float32s(v), ldv, n, g.dv) // pairs of values are not needed
 	packTransposed(x.vt, x.line, x.wdv, x.wdv, n, attnKeys)
-	x.alone = nil
+	x.alone, x.begun = nil, false
 	if !pairBoth(x.k, x.ld, x.line, x.wd, float32s(k), ldk, n, g.d) {
 		x.alone = takeOut(x.k, x.ld, float32s(k), ldk, n, g.d)
 	}
@@ -270,10 +271,13 @@ func (w *attnGradState[T]) blockPairs(gk []T, ldk int, gv []T, ldv int, k []T, h
 		end := min(r+attnStep, rows)
 		lo, hi := w.pairCols(i0+r, i0+end, j0, n)
 		if lo == hi {
+			if w.first {
+				w.clearQueries(head, 1, i0+r, i0+end)
+			}
 			continue
 		}
 		w.gradPairs(head, i0, r, end, j0, n, lo, hi)
-		pairProduct(false, end-r, g.d, (hi-lo)/2, 1, x.gr[(r*attnKeys+lo)/2:], attnKeys/2, x.k[lo/2*x.ld:], x.ld, 1, dq[(at+r*g.hq)*g.d:], g.hq*g.d)
+		pairProduct(false, end-r, g.d, (hi-lo)/2, 1, x.gr[(r*attnKeys+lo)/2:], attnKeys/2, x.k[lo/2*x.ld:], x.ld, unlessFirst(w.first), dq[(at+r*g.hq)*g.d:], g.hq*g.d)
 	}
 	// The keys of a block are seen by steps of queries that follow each other.
 	width := attnKeys
@@ -288,13 +292,17 @@ func (w *attnGradState[T]) blockPairs(gk []T, ldk int, gv []T, ldv int, k []T, h
 				from, to = min(from, r), end
 			}
 		}
+		keys, pairs := min(width, n-c), ceilDiv(to-from, 2)
 		if from >= to {
+			if !x.begun {
+				w.clearKeys(j0+c, j0+c+keys)
+			}
 			continue
 		}
-		keys, pairs := min(width, n-c), ceilDiv(to-from, 2)
-		pairProduct(true, keys, g.dv, pairs, 1, x.p[from/2*attnKeys+c:], attnKeys, x.ds[from/2*x.ldv:], x.ldv, 1, gv32[c*ldv:], ldv)
-		pairProduct(true, keys, g.d, pairs, 1, x.g[from/2*attnKeys+c:], attnKeys, x.qs[from/2*x.ld:], x.ld, 1, gk32[c*ldk:], ldk)
+		pairProduct(true, keys, g.dv, pairs, 1, x.p[from/2*attnKeys+c:], attnKeys, x.ds[from/2*x.ldv:], x.ldv, unlessFirst(!x.begun), gv32[c*ldv:], ldv)
+		pairProduct(true, keys, g.d, pairs, 1, x.g[from/2*attnKeys+c:], attnKeys, x.qs[from/2*x.ld:], x.ld, unlessFirst(!x.begun), gk32[c*ldk:], ldk)
 	}
+	x.begun = true
 	if len(queries)+len(douts)+len(x.alone) == 0 {
 		return
 	}
@@ -307,6 +315,14 @@ func (w *attnGradState[T]) blockPairs(gk []T, ldk int, gv []T, ldv int, k []T, h
 	w.eachSeen(nil, x.alone, head, i0, rows, j0, n, func(r, j int) {
 		addRounded(dq[(at+r*g.hq)*g.d:], half(x.gr[(r*attnKeys+j)/2], j), float32s(k)[j*ldk:][:g.d])
 	})
+}
+
+// unlessFirst is the factor of a sum that holds nothing yet, or of one that does.
+func unlessFirst(first bool) float32 {
+	if first {
+		return 0
+	}
+	return 1
 }
 
 // eachSeen calls f for the given queries, or the given keys, of a block and the

@@ -187,13 +187,17 @@ func attnBackwardPart[T Float](g *attnBackward[T], unit int) {
 	if part > 0 {
 		w.dq = g.dqParts[(part-1)*len(g.gq):][:len(g.gq)]
 	}
-	w.clearPart()
 	w.open()
 	limit := s.lk
 	if g.kvLen != nil && g.qIndptr == nil {
 		limit = g.lk // keys beyond KVLen get zeros
 	}
-	for j0 := part * attnKeys; j0 < limit; j0 += g.parts * attnKeys {
+	from := part * attnKeys
+	if !w.inPairs || from >= limit {
+		w.clearQueries(w.hk*g.g, g.g, 0, s.lq)
+	}
+	for j0 := from; j0 < limit; j0 += g.parts * attnKeys {
+		w.first = w.inPairs && j0 == from
 		w.keyTile(j0, min(attnKeys, limit-j0))
 	}
 	if w.inPairs {
@@ -216,6 +220,7 @@ type attnGradState[T Float] struct {
 	rounded    []T // [attnKeys,max(D,Dv)] keys or values, rounded
 
 	inPairs bool // products go through words
+	first   bool // and dq holds nothing yet: what is not written is to be cleared
 	pairs   attnGradPairs
 }
 
@@ -232,13 +237,22 @@ func (w *attnGradState[T]) open() {
 	}
 }
 
-// clearPart sets what this unit will add to dq to zero.
-func (w *attnGradState[T]) clearPart() {
+// clearQueries sets dq of queries i..end of some heads to zero.
+func (w *attnGradState[T]) clearQueries(head, heads, i, end int) {
 	g := w.g
-	n := g.g * g.d
-	for i := range w.s.lq {
-		at := ((w.s.q0+i)*g.hq + w.hk*g.g) * g.d
-		clear(w.dq[at : at+n])
+	for ; i < end; i++ {
+		at := ((w.s.q0+i)*g.hq + head) * g.d
+		clear(w.dq[at : at+heads*g.d])
+	}
+}
+
+// clearKeys sets dk and dv of keys from..to to zero.
+func (w *attnGradState[T]) clearKeys(from, to int) {
+	g := w.g
+	for j := from; j < to; j++ {
+		row := (w.s.k0+j)*g.hkv + w.hk
+		clear(g.gk[row*g.d : (row+1)*g.d])
+		clear(g.gv[row*g.dv : (row+1)*g.dv])
 	}
 }
 
@@ -249,12 +263,16 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 	row := (w.s.k0+j0)*g.hkv + w.hk
 	gk, gv := g.gk[row*g.d:], g.gv[row*g.dv:]
 	ldk, ldv := g.hkv*g.d, g.hkv*g.dv
-	for j := range n {
-		clear(gk[j*ldk : j*ldk+g.d])
-		clear(gv[j*ldv : j*ldv+g.dv])
+	there := max(min(n, w.s.lk-j0), 0)
+	if w.inPairs {
+		w.clearKeys(j0+there, j0+n)
+	} else {
+		w.clearKeys(j0, j0+n)
 	}
-	n = min(n, w.s.lk-j0)
-	if n <= 0 {
+	if n = there; n == 0 {
+		if w.first {
+			w.clearQueries(w.hk*g.g, g.g, 0, w.s.lq)
+		}
 		return
 	}
 	k, v := g.k[row*g.d:], g.v[row*g.dv:]
@@ -264,18 +282,27 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 		w.loadKeys(k, ldk, v, ldv, n)
 	}
 	first, last := g.queries(w.s, j0, j0+n)
+	if w.first {
+		first, last = 0, w.s.lq
+	}
 	for head := w.hk * g.g; head < (w.hk+1)*g.g; head++ {
 		for i0 := first / attnGradRows * attnGradRows; i0 < last; i0 += attnGradRows {
 			rows := min(attnGradRows, w.s.lq-i0)
 			view := g.view(w.s, head, 1, i0, i0+rows-1, j0, n)
 			switch {
 			case view == attnNone:
+				if w.first {
+					w.clearQueries(head, 1, i0, i0+rows)
+				}
 			case w.inPairs:
 				w.blockPairs(gk, ldk, gv, ldv, k, head, i0, rows, j0, n, view)
 			default:
 				w.block(gk, ldk, gv, ldv, k, head, i0, rows, j0, n, view)
 			}
 		}
+	}
+	if w.inPairs && !w.pairs.begun {
+		w.clearKeys(j0, j0+n)
 	}
 }
 
