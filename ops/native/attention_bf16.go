@@ -101,7 +101,7 @@ func (w *attnState[T]) softmaxPairs(r, end, j0, n, lo, hi int, view attnView) {
 		from, to := lo, n
 		if view == attnPart {
 			at, _ := w.row(i)
-			if from, to = f.partOf(w.s, at, at, j0, n); from == to {
+			if from, to = f.partOfRow(w.s, at, j0, n); from == to {
 				from, to = lo, lo
 			}
 		}
@@ -276,7 +276,7 @@ func (w *attnGradState[T]) blockPairs(gk []T, ldk int, gv []T, ldv int, k []T, h
 			}
 			continue
 		}
-		w.gradPairs(head, i0, r, end, j0, n, lo, hi)
+		w.gradPairs(head, i0, r, end, j0, n, lo, hi, view)
 		pairProduct(false, end-r, g.d, (hi-lo)/2, 1, x.gr[(r*attnKeys+lo)/2:], attnKeys/2, x.k[lo/2*x.ld:], x.ld, unlessFirst(w.first), dq[(at+r*g.hq)*g.d:], g.hq*g.d)
 	}
 	// The keys of a block are seen by steps of queries that follow each other.
@@ -347,7 +347,7 @@ func (w *attnGradState[T]) pairCols(i0, end, j0, n int) (lo, hi int) {
 }
 
 // gradPairs is pair in words, for queries i0+r..i0+end and keys lo..hi.
-func (w *attnGradState[T]) gradPairs(head, i0, r, end, j0, n, lo, hi int) {
+func (w *attnGradState[T]) gradPairs(head, i0, r, end, j0, n, lo, hi int, view attnView) {
 	g, x := w.g, &w.pairs
 	pairProduct(false, end-r, hi-lo, x.wd, float32(g.scale), x.q[r*x.wd:], x.wd, x.kt[lo:], attnKeys, 0, x.s[lo:], attnKeys)
 	pairProduct(false, end-r, hi-lo, x.wdv, 1, x.dout[r*x.wdv:], x.wdv, x.vt[lo:], attnKeys, 0, x.dp[lo:], attnKeys)
@@ -358,7 +358,10 @@ func (w *attnGradState[T]) gradPairs(head, i0, r, end, j0, n, lo, hi int) {
 		for k := range a.seen {
 			a.seen[k] = [2]int{} // an odd row's partner sees nothing
 			if i+k < end {
-				from, to := g.partOf(w.s, i0+i+k, i0+i+k, j0, n)
+				from, to := lo, n
+				if view == attnPart {
+					from, to = g.partOfRow(w.s, i0+i+k, j0, n)
+				}
 				a.seen[k] = [2]int{from - lo, to - lo}
 				a.lse[k] = float32(g.lse[stat+i+k])
 				a.t[k] = float32(-g.scale * g.delta[stat+i+k])

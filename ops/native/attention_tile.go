@@ -193,6 +193,13 @@ func (h *attnHeads[T]) partOf(s attnSeq, i0, i1, j0, n int) (lo, hi int) {
 	return lo, max(lo, min(hi-j0, n))
 }
 
+// partOfRow is partOf for one query.
+func (h *attnHeads[T]) partOfRow(s attnSeq, i, j0, n int) (lo, hi int) {
+	lo, hi = h.span(s, i)
+	lo = min(max(lo-j0, 0), n)
+	return lo, max(lo, min(hi-j0, n))
+}
+
 // drop sets the entries of x (keys j.. of a query) that the mask hides, and
 // says whether any is left.
 func (h *attnHeads[T]) drop(x []T, s attnSeq, head, i, j int, to T) bool {
@@ -245,7 +252,7 @@ func (w *attnState[T]) softmaxRow(r, j0, from, to int, view attnView) {
 	p := w.p[r*attnKeys : r*attnKeys+to]
 	if view == attnPart {
 		i, head := w.row(r)
-		lo, hi := f.partOf(w.s, i, i, j0, to)
+		lo, hi := f.partOfRow(w.s, i, j0, to)
 		lo = min(max(lo, from), hi)
 		clear(p[from:lo])
 		clear(p[hi:])
