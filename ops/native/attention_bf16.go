@@ -8,7 +8,6 @@ package native
 import (
 	"math"
 	"slices"
-	"unsafe"
 )
 
 // multipliesPairs says that the products go through words.
@@ -24,7 +23,7 @@ type attnPairs struct {
 	v    []float32 // [attnKeys/2,ldv] values, pairs of keys
 	s    []float32 // [attnStep,attnKeys] scores of a step
 	p    []float32 // [attnStep,attnKeys/2] probabilities of a step, pairs of keys
-	line []float32 // [attnKeys,wd]
+	line []float32 // [attnKeys,wd] keys, pairs along D
 	wd   int
 	ldv  int
 
@@ -39,14 +38,15 @@ func wholeCols(n int) int { return ceilDiv(n, pairCols) * pairCols }
 func (w *attnState[T]) openPairs() {
 	f, x := w.f, &w.pairs
 	x.wd, x.ldv = ceilDiv(f.d, 2), wholeCols(f.dv)
-	x.buf = takeScratch[float32]((w.rows+2*attnKeys)*x.wd + attnKeys/2*x.ldv + attnStep*attnKeys*3/2)
+	line := max(attnKeys*x.wd, x.ldv)
+	x.buf = takeScratch[float32]((w.rows+attnKeys)*x.wd + line + attnKeys/2*x.ldv + attnStep*attnKeys*3/2)
 	cut := cutter(x.buf)
-	x.q, x.kt, x.line = cut(w.rows*x.wd), cut(attnKeys*x.wd), cut(attnKeys*x.wd)
+	x.q, x.kt, x.line = cut(w.rows*x.wd), cut(attnKeys*x.wd), cut(line)
 	x.v, x.s, x.p = cut(attnKeys/2*x.ldv), cut(attnStep*attnKeys), cut(attnStep*attnKeys/2)
 	q := float32s(f.q)
-	for r := range w.rows {
+	for r := range min(f.g, w.rows) { // rows of a head are f.g apart
 		i, head := w.row(r)
-		pairRowBF16(&x.q[r*x.wd], &q[((w.s.q0+i)*f.hq+head)*f.d], f.d)
+		pairBoth(x.kt, 0, x.q[r*x.wd:], f.g*x.wd, q[((w.s.q0+i)*f.hq+head)*f.d:], f.hq*f.d, ceilDiv(w.rows-r, f.g), f.d)
 	}
 }
 
@@ -55,20 +55,14 @@ func (w *attnState[T]) attendPairs(j0, n int, view attnView) {
 	f, x := w.f, &w.pairs
 	v, ldv := f.kv.rows(&f.kv.v, w.s, w.hk, j0, n, w.v)
 	v32 := float32s(v)
-	for c := 0; c < f.dv; c += pairCols {
-		pairRowsBF16(&x.v[c], x.ldv*4, &v32[c], ldv*4, n, min(pairCols, f.dv-c))
-	}
-	values := ceilDiv(n, 2) * x.ldv
 	var alone []int
-	if !finiteWords(x.v[:values]) {
+	if !pairBoth(x.v, x.ldv, x.line, 0, v32, ldv, n, f.dv) {
 		alone = takeOut(x.v, x.ldv, v32, ldv, n, f.dv)
 	}
-	clear(x.v[values : wholeCols(n)/2*x.ldv])
+	clear(x.v[ceilDiv(n, 2)*x.ldv : wholeCols(n)/2*x.ldv])
 	k, ldk := f.kv.rows(&f.kv.k, w.s, w.hk, j0, n, w.k)
 	k32 := float32s(k)
-	for j := range n {
-		pairRowBF16(&x.line[j*x.wd], &k32[j*ldk], f.d)
-	}
+	pairBoth(x.kt, 0, x.line, x.wd, k32, ldk, n, f.d) // their pairs are not needed, nor those along values
 	packTransposed(x.kt, x.line, x.wd, x.wd, n, attnKeys)
 	for r := 0; r < w.rows; r += attnStep {
 		end := min(r+attnStep, w.rows)
@@ -131,17 +125,6 @@ func (w *attnState[T]) softmaxPairs(r, end, j0, n, lo, hi int, view attnView) {
 	for i := r; i < end; i++ {
 		w.l[i] += T(x.sum[i-r])
 	}
-}
-
-// finiteWords looks for a half whose exponent has all bits set: adding one unit
-// of the exponent carries into the sign's place.
-func finiteWords(words []float32) bool {
-	const exponents, unit, carry = 0x7F807F80, 0x00800080, 0x80008000
-	var seen uint32
-	for _, x := range unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(words))), len(words)) {
-		seen |= x&exponents + unit
-	}
-	return seen&carry == 0
 }
 
 // takeOut sets the rows of x [n,d] that are not finite in bf16 to zero in words
