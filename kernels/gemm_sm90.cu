@@ -1,6 +1,6 @@
 // y[M,N] = x[M,K] w[N,K]^T on Hopper: wgmma fed by the copy engine, for M above 64.
 //
-// A persistent block walks tiles of 128 rows by BN columns (256, 224 or 128). Warpgroup 0 is the producer: one thread keeps a
+// A persistent block walks tiles of 128 rows by BN columns (256, 240, 224 or 128). Warpgroup 0 is the producer: one thread keeps a
 // ring of stages of 64 k filled (x 16 KB, w BN*128 bytes). Warpgroups 1 and 2 own 64 rows each and all BN columns, f32
 // accumulators in registers. A cluster of two blocks owns two row tiles of one column tile: each block loads half of the w
 // tile and multicasts it to both, which halves the traffic from L2. Tiles go in groups of 16 row tiles so that the blocks
@@ -9,7 +9,7 @@
 // silu(x w1^T) * (x w2^T) comes out of the accumulators of one thread.
 // Epilogue: f32 sum, + bias[N], + residual[M,N], one rounding (or f32 out); results of 16 bits are held and leave during the
 // next tile's products. K a multiple of 8, rows aligned to 16 bytes.
-// Shared memory: 4 stages of 48 KB (BN 256) or 44 (BN 224), or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
+// Shared memory: 4 stages of 48 KB (BN 256), 46 (BN 240) or 44 (BN 224), or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
 #include "epilogue.cuh"
 #include "pick.cuh"
@@ -20,8 +20,13 @@
   WGMMA_TEXT64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95" \
                ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define WGMMA_D112(i) WGMMA_D64(i), WGMMA_D32(i + 64), WGMMA_D16(i + 96)
-WGMMA_0(bf16, 224, 112, 113, 114)
-WGMMA_0(f16, 224, 112, 113, 114)
+#define WGMMA_TEXT120 WGMMA_TEXT112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define WGMMA_D120(i) WGMMA_D112(i), WGMMA_D8(i + 112)
+#define WIDTHS(T)                 \
+  WGMMA_0(T, 224, 112, 113, 114)  \
+  WGMMA_0(T, 240, 120, 121, 122)
+WIDTHS(bf16)
+WIDTHS(f16)
 #endif
 
 namespace {
@@ -86,20 +91,23 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     int at = 0;
     // Results in packs are held, lane t of four with columns 2t, 2t+1 of every 8, and leave a pack a step during the products of the next
     // tile: stores of all blocks at once wait for L2, and the tensor cores for them.
-    constexpr int PACKS = OUT / 32;
+    constexpr int PACKS = (OUT + 31) / 32;
     uint32_t held[2 * PACKS][4];
     int held_row = 0, held_column = p.n;  // nothing
-    auto leave = [&](int i) {
+    auto self = [] {
+      int own = threadIdx.x;
+      asm volatile("" : "+r"(own));  // no addresses in registers during the products
+      return own;
+    };
+    auto leave = [&](int i, int own) {
       uint32_t v[4];
       pick<0, 2 * PACKS>(i, [&](auto i) {
 #pragma unroll
         for (int q = 0; q < 4; q++) v[q] = held[i.value][q];
       });
-      int own = threadIdx.x;
-      asm volatile("" : "+r"(own));  // no addresses in registers during the products
       transpose4(v, own % 4);
       const int r = held_row + (own / 32 - 4) * 16 + own % 32 / 4 + i / PACKS * 8, c = held_column + i % PACKS * 32 + own % 4 * 8;
-      if (r < p.m && c < p.n) *(uint4*)((T*)p.y + r * p.y_stride + c) = make_uint4(v[0], v[1], v[2], v[3]);
+      if (r < p.m && c < min(p.n, held_column + OUT)) *(uint4*)((T*)p.y + r * p.y_stride + c) = make_uint4(v[0], v[1], v[2], v[3]);
     };
     const Tile tiles(p.m, p.n, rank);
     for (int tile = worker; tile < tiles.count(); tile += workers) {
@@ -130,14 +138,14 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       int s = 0;
       for (const int most = held_column < p.n ? min(steps, 2 * PACKS) : 0; s < most; s++) {
         products(s);
-        leave(s);
+        leave(s, self());
         release();
       }
       for (; s < steps; s++) {
         products(s);
         release();
       }
-      for (int i = steps; i < 2 * PACKS && held_column < p.n; i++) leave(i);
+      for (int i = steps; i < 2 * PACKS && held_column < p.n; i++) leave(i, self());
       int own = threadIdx.x, n = p.n;
       asm volatile("" : "+r"(own), "+r"(n));  // nothing of this in registers during the products
       const void *const bias = DUAL ? nullptr : p.bias, *const residual = DUAL ? nullptr : p.residual;
@@ -153,7 +161,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
           for (int i = 0; i < 2 * PACKS; i++) {
             const int r = r0 + i / PACKS * 8, c = column + i % PACKS * 32 + 8 * t;
-            const uint4 e = r < p.m && c < p.n ? *(const uint4*)((const T*)residual + r * p.residual_stride + c) : make_uint4(0, 0, 0, 0);
+            const uint4 e = r < p.m && c < min(n, column + OUT) ? *(const uint4*)((const T*)residual + r * p.residual_stride + c) : make_uint4(0, 0, 0, 0);
             held[i][0] = e.x, held[i][1] = e.y, held[i][2] = e.z, held[i][3] = e.w;
           }
         }
@@ -163,36 +171,38 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       if (threadIdx.x % 128 < CLUSTER) {
         if (CLUSTER > 1) barrier_arrive_remote(empty + last, threadIdx.x % 128); else barrier_arrive(empty + last);
       }
-      if (packed) {
+      if (packed) {  // bias and residual by sections of their own: a tile without them takes a quarter of the instructions
+        if (bias) {
 #pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-          float2 adds[4];
+          for (int j = 0; j < PACKS; j++) {
 #pragma unroll
-          for (int q = 0; q < 4; q++) {
-            const int c = column + 32 * j + 8 * q;
-            adds[q] = bias && c < p.n ? unpack2<T>(*(const uint32_t*)((const T*)bias + c + 2 * t)) : make_float2(0.f, 0.f);
+            for (int q = 0; q < 4 && 32 * j + 8 * q < OUT; q++) {
+              const int c = column + 32 * j + 8 * q, at = 16 * j + 4 * q;
+              const float2 b = c < n ? unpack2<T>(*(const uint32_t*)((const T*)bias + c + 2 * t)) : make_float2(0.f, 0.f);
+              d[at] += b.x, d[at + 1] += b.y, d[at + 2] += b.x, d[at + 3] += b.y;
+            }
+            asm volatile("" ::: "memory");  // the bias of a pack after the one in front, which leaves registers
           }
+        }
+        if (residual) {
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
-            uint32_t (&words)[4] = held[half * PACKS + j];
-            if (residual) transpose4(words, t);
+          for (int i = 0; i < 2 * PACKS; i++) {
+            transpose4(held[i], t);
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-              const int at = 16 * j + 4 * q + 2 * half;
-              float a = d[at], b = d[at + 1];
-              if (DUAL) {
-                a = silu(a) * d[BN / 4 + at];
-                b = silu(b) * d[BN / 4 + at + 1];
-              }
-              if (bias) a += adds[q].x, b += adds[q].y;
-              if (residual) {
-                const float2 c = unpack2<T>(words[q]);
-                a += c.x, b += c.y;
-              }
-              words[q] = pack2<T>(a, b);
+            for (int q = 0; q < 4 && i % PACKS * 32 + q * 8 < OUT; q++) {
+              const int at = 16 * (i % PACKS) + 4 * q + 2 * (i / PACKS);
+              const float2 e = unpack2<T>(held[i][q]);
+              d[at] += e.x, d[at + 1] += e.y;
             }
           }
-          asm volatile("" ::: "memory");  // the bias of a pack after the one in front, which leaves registers
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * PACKS; i++) {
+#pragma unroll
+          for (int q = 0; q < 4 && i % PACKS * 32 + q * 8 < OUT; q++) {
+            const int at = 16 * (i % PACKS) + 4 * q + 2 * (i / PACKS);
+            held[i][q] = DUAL ? pack2<T>(silu(d[at]) * d[BN / 4 + at], silu(d[at + 1]) * d[BN / 4 + at + 1]) : pack2<T>(d[at], d[at + 1]);
+          }
         }
         continue;
       }
@@ -236,7 +246,11 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         }
       }
     }
-    for (int i = 0; i < 2 * PACKS && held_column < p.n; i++) leave(i);
+    if (held_column < p.n) {
+      const int own = self();
+#pragma unroll
+      for (int i = 0; i < 2 * PACKS; i++) leave(i, own);
+    }
   }
   if (CLUSTER > 1) cluster_sync();
 #endif
@@ -249,6 +263,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   }
 #define GEMMS(T)                                                                                                              \
   GEMM(T, 256, 4, 2, false, 256_pair)                                                                                         \
+  GEMM(T, 240, 4, 2, false, 240_pair)                                                                                         \
   GEMM(T, 224, 4, 2, false, 224_pair)                                                                                         \
   GEMM(T, 256, 4, 2, true, 256_pair_swiglu)                                                                                   \
   GEMM(T, 128, 6, 1, false, 128)                                                                                              \

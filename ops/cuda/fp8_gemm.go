@@ -190,11 +190,11 @@ func (g FP8Gemm) sizes() []Arg {
 // tiled is the wgmma kernel for many rows, in the tiles of Gemm's.
 func (g FP8Gemm) tiled(q Queue) error {
 	gpu := q.Target()
-	between := 224
+	narrower := []int{224}
 	if g.blocked() || g.SwiGLU {
-		between = 0 // a step of w is of 128 columns, and a gate's pack of 32
+		narrower = nil // a step of w is of 128 columns, and a gate's pack of 32
 	}
-	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, between, g.SwiGLU)
+	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, narrower, g.SwiGLU)
 	x, w := g.maps(128, width/2)
 	return q.Launch(Launch{Kernel: fmt.Sprintf("fp8_gemm_sm90_%v_%v_%s%s", g.XType, g.WType, name, g.suffix()), Grid: [3]int{gpu.SMs / cluster * cluster, 1, 1}, Block: 384, Cluster: cluster,
 		Shared: stages*(128+width)*128 + 16<<10 + 1024, Overlap: true, Args: append(append([]Arg{{"x", x}, {"w", w}}, g.args()...), g.sizes()...)})

@@ -92,18 +92,20 @@ func (g Gemm) maps(xBox, wBox int) (x, w TensorMap) {
 }
 
 // wgmmaTiles is the tiles of a wgmma kernel for many rows: the end of its name, columns of a tile, blocks of a cluster, stages of
-// the ring. Of the widths the one whose last wave wastes less wins; narrower ones are charged for their lower speed. There is none
-// between where between is 0.
-func wgmmaTiles(sms, m, n, between int, swiglu bool) (name string, width, cluster, stages int) {
+// the ring. Of 256 columns, the narrower widths and 128 the one whose last wave wastes less wins; less than 256 are charged for their
+// lower speed.
+func wgmmaTiles(sms, m, n int, narrower []int, swiglu bool) (name string, width, cluster, stages int) {
 	rounds := func(rows, width, clusters int) int {
 		if swiglu {
 			width /= 2
 		}
 		return ceilDiv(ceilDiv(m, rows)*ceilDiv(n, width), clusters)
 	}
-	width = 256
-	if between > 0 && rounds(256, between, sms/2)*between*25/24 < rounds(256, 256, sms/2)*256 {
-		width = between
+	width, least := 256, rounds(256, 256, sms/2)*256
+	for _, w := range narrower {
+		if cost := rounds(256, w, sms/2) * w * 25 / 24; cost < least {
+			width, least = w, cost
+		}
 	}
 	if rounds(128, 128, sms)*128*5/4 < rounds(256, width, sms/2)*width {
 		return "128", 128, 1, 6
@@ -114,11 +116,11 @@ func wgmmaTiles(sms, m, n, between int, swiglu bool) (name string, width, cluste
 // tiled is the wgmma kernel for many rows.
 func (g Gemm) tiled(q Queue) error {
 	gpu := q.Target()
-	between := 224
+	narrower := []int{240, 224}
 	if g.SwiGLU {
-		between = 0 // a gate's pack is of 32 columns
+		narrower = nil // a gate's pack is of 32 columns
 	}
-	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, between, g.SwiGLU)
+	name, width, cluster, stages := wgmmaTiles(gpu.SMs, g.M, g.N, narrower, g.SwiGLU)
 	if g.SwiGLU {
 		name += "_swiglu"
 	}

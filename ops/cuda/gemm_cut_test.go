@@ -35,16 +35,19 @@ func TestCutOfStreamedRowsCoversThemOnce(t *testing.T) {
 }
 
 func TestTilesOfManyRowsWasteLittle(t *testing.T) {
+	all := []int{240, 224}
 	for _, c := range []struct {
-		m, n, between int
-		swiglu        bool
-		want          string
-		width         int
+		m, n     int
+		narrower []int
+		swiglu   bool
+		want     string
+		width    int
 	}{
-		{256, 14336, 224, false, "224_pair", 224}, {256, 14336, 0, false, "256_pair", 256}, {1024, 14336, 224, false, "224_pair", 224}, {256, 14336, 0, true, "256_pair", 256},
-		{2048, 14336, 224, false, "256_pair", 256}, {8192, 8192, 224, false, "256_pair", 256}, {256, 4096, 224, false, "128", 128},
+		{256, 14336, all, false, "224_pair", 224}, {256, 14336, nil, false, "256_pair", 256}, {1024, 14336, all, false, "224_pair", 224}, {256, 14336, nil, true, "256_pair", 256},
+		{2048, 14336, all, false, "256_pair", 256}, {8192, 8192, all, false, "256_pair", 256}, {256, 4096, all, false, "128", 128},
+		{8192, 2816, all, false, "240_pair", 240}, {8192, 2816, []int{224}, false, "256_pair", 256},
 	} {
-		name, width, _, _ := wgmmaTiles(132, c.m, c.n, c.between, c.swiglu)
+		name, width, _, _ := wgmmaTiles(132, c.m, c.n, c.narrower, c.swiglu)
 		require.Equal(t, c.want, name, "%+v", c)
 		require.Equal(t, c.width, width, "%+v", c)
 	}

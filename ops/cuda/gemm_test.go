@@ -103,7 +103,8 @@ func TestDeviceGemmOfSeveralTilesABlock(t *testing.T) {
 	const rows, columns = 97, 101
 	for i, c := range []gemmCase{
 		{m: 513, n: 6000, k: 200, residual: true}, {m: 1000, n: 8440, k: 1032, bias: true, residual: true}, {m: 1000, n: 4224, k: 1032, swiglu: true}, {m: 1000, n: 8448, k: 264, bias: true},
-		{m: 1024, n: 14336, k: 328, bias: true, residual: true}, // of 224 columns
+		{m: 1024, n: 14336, k: 328, bias: true, residual: true},                             // of 224 columns
+		{m: 1000, n: 7912, k: 328, bias: true, residual: true}, {m: 1000, n: 7912, k: 1032}, // of 240
 	} {
 		if testing.Short() && i > 0 {
 			break
