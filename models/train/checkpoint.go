@@ -88,9 +88,10 @@ func listSteps(dir string) ([]int, error) {
 // take makes this Trainer the only one that writes to the folder, until
 // release.
 func (t *Trainer) take() (err error) {
-	if t.folder == nil {
-		t.folder, err = Claim(t.dir)
+	if t.folder != nil {
+		return t.folder.held()
 	}
+	t.folder, err = Claim(t.dir)
 	return err
 }
 
@@ -255,6 +256,10 @@ func (t *Trainer) Resume() error {
 	if err := t.usable(); err != nil {
 		return err
 	}
+	if err := t.alone("Resume"); err != nil {
+		return err
+	}
+	defer t.running.Store(false)
 	if err := t.resume(); err != nil {
 		return fmt.Errorf("train: resume: %w", joined(err, t.release()))
 	}

@@ -16,8 +16,8 @@ import (
 // Folder is the folder of a run, held by this process alone.
 type Folder struct {
 	path string
-	lock *os.File
-	made bool // it was not there
+	lock *os.File // nil: it was let go
+	made bool     // it was not there
 }
 
 // Claim holds the folder dir, made if it is absent, until Close, and mends what
@@ -67,23 +67,36 @@ func (f *Folder) mend() error {
 
 var errNoFolder = errors.New("train: the folder is missing (nil): Claim holds one")
 
+// held fails where the folder is not this process's any more.
+func (f *Folder) held() error {
+	switch {
+	case f == nil:
+		return errNoFolder
+	case f.lock == nil:
+		return fmt.Errorf("train: the folder %s was closed: Claim holds it again", f.path)
+	}
+	return nil
+}
+
 // Close lets the folder go. One that Claim made is removed if it is empty.
 func (f *Folder) Close() error {
-	if f == nil {
-		return errNoFolder
+	if err := f.held(); err != nil {
+		return err
 	}
 	if f.made {
 		_ = os.Remove(f.path) // fails, as it should, where there is anything in it
 	}
-	return f.lock.Close() // which unlocks it
+	lock := f.lock
+	f.lock = nil
+	return lock.Close() // which unlocks it
 }
 
 // Fresh fails unless a new run can begin in the folder without writing over
 // anything: where it holds a run, or a file or folder with a name that a run
 // writes to.
 func (f *Folder) Fresh() error {
-	if f == nil {
-		return errNoFolder
+	if err := f.held(); err != nil {
+		return err
 	}
 	steps, err := listSteps(f.path)
 	if err != nil {

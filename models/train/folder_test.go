@@ -119,7 +119,24 @@ func TestClaimedFolder(t *testing.T) {
 	require.NotNil(t, f.lock)
 	require.NoError(t, newRun(t, o, Random, In(f)).Resume(), "it is held still")
 	require.EqualError(t, f.Fresh(), dir+" holds a run of 3 steps: resume it, or choose another folder")
+
+	// What In holds is not what Dir names: another run might be there.
+	r := newRun(t, o, Random)
+	for _, settings := range [][]Setting{{In(f), Dir("x")}, {Dir("x"), In(f)}} {
+		_, err = New(r.model, r.data, o, settings...)
+		require.ErrorContains(t, err, "train: Dir and In: a run must have one folder, got ")
+	}
+	late, err := New(r.model, r.data, o, In(f))
+	require.NoError(t, err)
 	require.NoError(t, f.Close())
+	const closed = " was closed: Claim holds it again"
+	_, err = New(r.model, r.data, o, In(f))
+	require.EqualError(t, err, "train: the folder "+dir+closed)
+	require.ErrorContains(t, late.Resume(), closed)
+	_, err = late.Run(context.Background())
+	require.ErrorContains(t, err, closed)
+	require.ErrorContains(t, f.Fresh(), closed)
+	require.ErrorContains(t, f.Close(), closed)
 }
 
 func TestDamagedMetricsAreNamed(t *testing.T) {

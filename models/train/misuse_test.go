@@ -140,9 +140,10 @@ func TestAModelThatCannotResumeIsRefusedAtOnce(t *testing.T) {
 
 func TestMisuseOfATrainerIsAnError(t *testing.T) {
 	var tr *run
-	var second error
+	var second, third error
 	tr = newRun(t, testOptions(2, 8), Random, Each(func(Metric) {
 		_, second = tr.Run(context.Background())
+		third = tr.Resume()
 	}))
 	var none context.Context
 	_, err := tr.Run(none)
@@ -150,6 +151,7 @@ func TestMisuseOfATrainerIsAnError(t *testing.T) {
 	_, err = tr.Run(context.Background())
 	require.NoError(t, err)
 	require.EqualError(t, second, "train: Run: the trainer is running already: neither the function of Each nor another goroutine may call Run")
+	require.EqualError(t, third, "train: Resume: the trainer is running already: neither the function of Each nor another goroutine may call Resume")
 	err = tr.Resume()
 	require.ErrorIs(t, err, ErrNoCheckpoint)
 	require.EqualError(t, err, "train: resume: the trainer has no folder, New takes it by Dir or In: no checkpoint")

@@ -106,9 +106,11 @@ type Setting func(*Trainer)
 //	loss.png         the curve
 func Dir(dir string) Setting {
 	return func(t *Trainer) {
-		if t.dir = dir; dir == "" {
+		if dir == "" {
 			t.wrong = errors.New("train: Dir: the folder of the run must have a name, got an empty one")
+			return
 		}
+		t.place(dir, nil)
 	}
 }
 
@@ -119,8 +121,19 @@ func In(f *Folder) Setting {
 			t.wrong = errors.New("train: In: the folder is missing (nil): see the error of Claim")
 			return
 		}
-		t.dir, t.folder, t.claimed = f.path, f, true
+		if t.wrong = f.held(); t.wrong == nil {
+			t.place(f.path, f)
+		}
 	}
+}
+
+// place sets the folder of the run, claimed by the caller or not.
+func (t *Trainer) place(dir string, f *Folder) {
+	if t.dir != "" {
+		t.wrong = fmt.Errorf("train: Dir and In: a run must have one folder, got %s and %s", t.dir, dir)
+		return
+	}
+	t.dir, t.folder, t.claimed = dir, f, f != nil
 }
 
 // Log sends messages to a logger; without it there are none.
@@ -293,8 +306,8 @@ func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
 	if ctx == nil {
 		return Summary{}, errors.New("train: Run: the context is missing (nil)")
 	}
-	if !t.running.CompareAndSwap(false, true) {
-		return Summary{}, errors.New("train: Run: the trainer is running already: neither the function of Each nor another goroutine may call Run")
+	if err := t.alone("Run"); err != nil {
+		return Summary{}, err
 	}
 	defer t.running.Store(false)
 	if err := t.open(); err != nil {
@@ -323,6 +336,14 @@ func (t *Trainer) Run(ctx context.Context) (sum Summary, err error) {
 	}
 	t.log.Info("training done", "step", t.state.Step, "loss", t.state.Loss)
 	return t.summary(early), nil
+}
+
+// alone begins a call that changes the run, until running is false again.
+func (t *Trainer) alone(call string) error {
+	if !t.running.CompareAndSwap(false, true) {
+		return fmt.Errorf("train: %s: the trainer is running already: neither the function of Each nor another goroutine may call %[1]s", call)
+	}
+	return nil
 }
 
 // joined keeps a single error as it is.
