@@ -37,12 +37,13 @@ func Train(m Trainable, o Options) *Model { return &Model{Trainable: m, options:
 // Missing reports that there is no model in m; see graph.Missing.
 func (m *Model) Missing() bool { return m == nil || graph.Missing(m.Trainable) }
 
+var errNoModel = errors.New("autocast: the model is missing (nil)")
+
 // Loss builds the loss of the model beside b and rebuilds it in b, which must be
 // empty, with FP8 linears.
 func (m *Model) Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node) {
 	if m.Missing() {
-		err := errors.New("autocast: the model is missing (nil)")
-		return b.Fail(err), b.Fail(err)
+		return b.Fail(errNoModel), b.Fail(errNoModel)
 	}
 	src := b.Sibling()
 	loss, tokens = m.Trainable.Loss(src, batch, context, dropout, seed)
@@ -149,9 +150,21 @@ func (m *Model) WriteFiles(dir string) error {
 	return os.WriteFile(filepath.Join(dir, StatesName), append(raw, '\n'), 0o666)
 }
 
-// ReadFiles takes the states from a checkpoint that WriteFiles wrote. The graphs
-// must have been built, so that the states are known; all are checked before
-// the first is read. A trainer calls it when it resumes.
+// CheckFiles is that of the model in m, if it has one.
+func (m *Model) CheckFiles(dir string) error {
+	if m.Missing() {
+		return errNoModel
+	}
+	if c, ok := m.Trainable.(interface{ CheckFiles(dir string) error }); ok {
+		return c.CheckFiles(dir)
+	}
+	return nil
+}
+
+// ReadFiles takes the states from a checkpoint that WriteFiles wrote, and has the
+// model in m read its own, if it keeps any. The graphs must have been built, so
+// that the states are known; all are checked before the first is read. A trainer
+// calls it when it resumes.
 func (m *Model) ReadFiles(dir string) error {
 	path := filepath.Join(dir, StatesName)
 	recipe, err := m.recipe()
@@ -187,6 +200,11 @@ func (m *Model) ReadFiles(dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(f.States)) {
 		if states[name] == nil {
 			return fmt.Errorf("autocast: %s: the state %s is of no linear that the model has in FP8", path, name)
+		}
+	}
+	if s, ok := m.Trainable.(interface{ ReadFiles(dir string) error }); ok {
+		if err := s.ReadFiles(dir); err != nil {
+			return err
 		}
 	}
 	for name, p := range states {

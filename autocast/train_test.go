@@ -181,6 +181,47 @@ func TestF04_ATrainedRunResumes(t *testing.T) {
 	}
 }
 
+// keeping is a model with a file of its own.
+type keeping struct {
+	*models.Transformer
+	kept string
+}
+
+func (k *keeping) WriteFiles(dir string) error {
+	if err := k.Transformer.WriteFiles(dir); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "kept"), []byte(k.kept), 0o666)
+}
+
+func (k *keeping) ReadFiles(dir string) error {
+	raw, err := os.ReadFile(filepath.Join(dir, "kept"))
+	k.kept = string(raw)
+	return err
+}
+
+// TestAModelInFP8ReadsItsOwnFiles, as it does without FP8.
+func TestAModelInFP8ReadsItsOwnFiles(t *testing.T) {
+	o := train.Defaults()
+	o.Steps, o.Batch, o.Context = 1, 2, 32
+	wrap := map[string]func(m train.Model) train.Model{
+		"plain": func(m train.Model) train.Model { return m },
+		"fp8":   func(m train.Model) train.Model { return autocast.Train(m, autocast.Options{Filter: small}) },
+	}
+	for name, wrap := range wrap {
+		dir := filepath.Join(t.TempDir(), name)
+		tr, err := train.New(wrap(&keeping{newModel(t, learner), "mine"}), newChain(), o, train.Dir(dir))
+		require.NoError(t, err)
+		_, err = tr.Run(context.Background())
+		require.NoError(t, err)
+		again := &keeping{newModel(t, learner), ""}
+		tr, err = train.New(wrap(again), newChain(), o, train.Dir(dir))
+		require.NoError(t, err)
+		require.NoError(t, tr.Resume())
+		require.Equal(t, "mine", again.kept, name)
+	}
+}
+
 func TestStatesOfAnotherCheckpointAreRefused(t *testing.T) {
 	start := func(o autocast.Options) *autocast.Model {
 		o.Filter.MinSize = 1

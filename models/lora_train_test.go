@@ -93,26 +93,82 @@ func TestMixturesAreTrainedAndResumed(t *testing.T) {
 	}
 }
 
+// TestResumeTellsModelsOfOneShapeApart: numbers that a model computes with, beside
+// its weights, are those of the run too. Nothing is read where they differ.
+func TestResumeTellsModelsOfOneShapeApart(t *testing.T) {
+	o := train.Defaults()
+	o.Steps, o.Batch, o.Context = 2, 2, 16
+	whole := func(edit func(c *models.Config)) train.Model {
+		m, _, err := models.Load("testdata/golden/llama3")
+		require.NoError(t, err)
+		edit(&m.Config)
+		return m
+	}
+	adapted := func(alpha float64) train.Model {
+		m, _, err := models.Load("testdata/golden/llama3")
+		require.NoError(t, err)
+		ad, err := m.Adapt(models.LoRA{Rank: 2, Alpha: alpha, Targets: []string{"q_proj"}}, 1)
+		require.NoError(t, err)
+		return ad
+	}
+	same, small := func(*models.Config) {}, autocast.Options{Filter: autocast.Filter{MinSize: 1}}
+	for _, x := range []struct {
+		want      string
+		was, is   train.Model
+		otherwise bool
+	}{
+		{"Config.RopeTheta must be 500000 as in the checkpoint, got 10000", whole(same), whole(func(c *models.Config) { c.RopeTheta = 1e4 }), true},
+		{"Config.NormEps must be 0.00001 as in the checkpoint, got 0.001", whole(same), whole(func(c *models.Config) { c.NormEps = 1e-3 }), true},
+		{"Config.NormEps must be 0.00001 as in the checkpoint, got 0.001", autocast.Train(whole(same), small), autocast.Train(whole(func(c *models.Config) { c.NormEps = 1e-3 }), small), true},
+		{"the adapter of model.layers.0.self_attn.q_proj must be scaled by 2 as in the checkpoint, got 4 (Alpha 8)", adapted(4), adapted(8), true},
+		{"holds an adapter, which goes on top of a model", adapted(4), whole(same), true},
+		{"", whole(same), whole(func(c *models.Config) { c.EOS = []int32{3} }), false},
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		trainUntil(t, x.was, 256, o, dir, o.Steps)
+		var before [][]byte
+		for _, p := range x.is.Params().All() {
+			before = append(before, append([]byte(nil), p.Tensor().Bytes()...))
+		}
+		tr := trainerOf(t, x.is, 256, o, train.Dir(dir))
+		err := tr.Resume()
+		if !x.otherwise {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, x.want)
+		for i, p := range before {
+			require.Equal(t, p, x.is.Params().All()[i].Tensor().Bytes())
+		}
+	}
+}
+
 // trainUntil trains a model in a folder from its newest checkpoint, if there is one, to a step.
 func trainUntil(t *testing.T, m train.Model, vocab int, o train.Options, dir string, step int) {
-	text := filepath.Join(t.TempDir(), "text.txt")
-	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("one fish, two fish. ", 50)), 0o666))
-	tokens, err := train.Open(train.OpenOptions{}, text)
-	require.NoError(t, err)
-	defer tokens.Close()
-	data, err := train.NewWindows(tokens, vocab, train.WindowOptions{Context: o.Context, Order: train.Epochs, Validation: 0.1})
-	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	tr, err := train.New(m, data, o, train.Dir(dir), train.Each(func(m train.Metric) {
+	tr := trainerOf(t, m, vocab, o, train.Dir(dir), train.Each(func(m train.Metric) {
 		if m.Step == step && step < o.Steps {
 			cancel()
 		}
 	}))
-	require.NoError(t, err)
 	if _, err := train.Latest(dir); err == nil {
 		require.NoError(t, tr.Resume())
 	}
-	_, err = tr.Run(ctx)
+	_, err := tr.Run(ctx)
 	require.Equal(t, step < o.Steps, err != nil, "%v", err)
+}
+
+// trainerOf is a trainer of a model on a short text.
+func trainerOf(t *testing.T, m train.Model, vocab int, o train.Options, settings ...train.Setting) *train.Trainer {
+	text := filepath.Join(t.TempDir(), "text.txt")
+	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("one fish, two fish. ", 50)), 0o666))
+	tokens, err := train.Open(train.OpenOptions{}, text)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, tokens.Close()) })
+	data, err := train.NewWindows(tokens, vocab, train.WindowOptions{Context: o.Context, Order: train.Epochs, Validation: 0.1})
+	require.NoError(t, err)
+	tr, err := train.New(m, data, o, settings...)
+	require.NoError(t, err)
+	return tr
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"math"
 	"os"
@@ -130,6 +131,27 @@ func (ad *Adapted) WriteFiles(dir string) error {
 		return err
 	}
 	return checkpoint.Save(filepath.Join(dir, "model.safetensors"), ad.entries(""), checkpoint.SaveOptions{})
+}
+
+// CheckFiles fails where the adapters in dir, if there are any, are scaled otherwise.
+func (ad *Adapted) CheckFiles(dir string) error {
+	if err := ad.usable(); err != nil {
+		return err
+	}
+	c, err := readPEFT(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("models: %w", err)
+	}
+	for _, module := range ad.order {
+		x := ad.adapters[module]
+		if was := c.scale(x.a.Type.Shape[0]); was != x.scale {
+			return fmt.Errorf("models: the adapter of %s must be scaled by %g as in the checkpoint, got %g (Alpha %g)", module, was, x.scale, ad.LoRA.Alpha)
+		}
+	}
+	return nil
 }
 
 // OnDisk is Transformer.OnDisk for the weights of the model; WriteFiles gives the

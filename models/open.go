@@ -50,6 +50,9 @@ func Open(path string, opts ...Option) (*Opened, error) {
 	} else {
 		err = o.openFolder(kept)
 	}
+	if err != nil && o.Transformer != nil { // its weights lie in the files
+		err = errors.Join(err, o.Close())
+	}
 	if err != nil {
 		return nil, err
 	}

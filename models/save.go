@@ -4,10 +4,15 @@ package models
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
@@ -26,8 +31,8 @@ type saving struct {
 // with an index.
 func Shards(bytes int64) SaveOption { return func(s *saving) { s.shard = bytes } }
 
-// As stores the weights as that float type, rounded to nearest, and not as they
-// are in memory.
+// As stores the weights as that float type of 16 bits or more, rounded to nearest,
+// and not as they are in memory.
 func As(dt dtype.DType) SaveOption { return func(s *saving) { s.as = dt } }
 
 // Save writes the model as a Hugging Face folder: config.json and
@@ -41,6 +46,11 @@ func (m *Transformer) Save(dir string, opts ...SaveOption) error {
 			return fmt.Errorf("models: Save: option %d is missing (nil)", i)
 		}
 		o(&s)
+	}
+	switch s.as {
+	case dtype.Invalid, dtype.Float64, dtype.Float32, dtype.BFloat16, dtype.Float16:
+	default: // 8-bit floats have no steps here, and no other type holds a weight
+		return fmt.Errorf("models: Save: weights are stored as float32, float64, bfloat16 or float16, not %s", s.as)
 	}
 	return checkpoint.WriteDir(dir, func(tmp string) error { return m.writeFiles(tmp, s) })
 }
@@ -70,6 +80,42 @@ func (m *Transformer) writeFiles(dir string, s saving) error {
 		return err
 	}
 	return checkpoint.Save(dir, m.tensors(s.as), checkpoint.SaveOptions{MaxShardBytes: s.shard})
+}
+
+// aside are the fields of a Config that decide no loss.
+var aside = []string{"Context", "Skipped", "Quantization", "BOS", "EOS", "Pad"}
+
+// CheckFiles fails where the config.json in dir, if there is one, is of a model that
+// computes something else with the same weights. A trainer that resumes calls it.
+func (m *Transformer) CheckFiles(dir string) error {
+	if err := m.usable(); err != nil {
+		return err
+	}
+	was, err := ReadConfig(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var text bytes.Buffer
+	if err == nil {
+		err = m.Config.Write(&text)
+	}
+	if err != nil {
+		return err
+	}
+	is, err := ParseConfig(&text)
+	if err != nil {
+		return err
+	}
+	a, b := reflect.ValueOf(was), reflect.ValueOf(is)
+	for i, f := range reflect.VisibleFields(a.Type()) {
+		then, now := a.Field(i).Interface(), b.Field(i).Interface()
+		if !slices.Contains(aside, f.Name) && !reflect.DeepEqual(then, now) {
+			then, _ := json.Marshal(then) // numbers and names, for people
+			now, _ := json.Marshal(now)
+			return fmt.Errorf("models: Config.%s must be %s as in the checkpoint, got %s", f.Name, then, now)
+		}
+	}
+	return nil
 }
 
 // tensors lists those of the model's files: stacks of experts one by one.

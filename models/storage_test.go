@@ -108,6 +108,42 @@ func TestSaveIsWhatWasOpened(t *testing.T) {
 	}
 }
 
+// TestAModelThatIsNotOpenedIsClosed: where its tokenizer is broken, the files of
+// the weights that were opened before are given back.
+func TestAModelThatIsNotOpenedIsClosed(t *testing.T) {
+	m, _, err := models.Load("testdata/golden/llama_untied_bias")
+	require.NoError(t, err)
+	gguf := filepath.Join(t.TempDir(), "model.gguf")
+	require.NoError(t, os.WriteFile(gguf, ggufOf(m, func(g *ggufFile) { g.key("tokenizer.ggml.model", "none") }), 0o666))
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(dir, os.DirFS("testdata/golden/qwen3")))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte("{"), 0o666))
+	for _, path := range []string{gguf, dir} {
+		_, err := models.Open(path)
+		require.ErrorContains(t, err, "tokenizer")
+		mapped, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Skipf("skipped: the system does not tell what is mapped: %v", err)
+		}
+		require.False(t, strings.Contains(string(mapped), path), path)
+	}
+}
+
+// TestSaveRefusesWhatCannotBeOpened, and the folder stays as it was.
+func TestSaveRefusesWhatCannotBeOpened(t *testing.T) {
+	o, err := models.Open("testdata/golden/qwen3")
+	require.NoError(t, err)
+	defer o.Close()
+	to := filepath.Join(t.TempDir(), "saved")
+	require.NoError(t, o.Save(to))
+	for _, dt := range []dtype.DType{dtype.Float8E4M3, dtype.Float8E5M2, dtype.UInt8, dtype.Int32, dtype.DType(99)} {
+		require.EqualError(t, o.Save(to, models.As(dt)), "models: Save: weights are stored as float32, float64, bfloat16 or float16, not "+dt.String())
+	}
+	again, err := models.Open(to)
+	require.NoError(t, err)
+	require.NoError(t, again.Close())
+}
+
 // TestTransformersOpensWhatWeSave holds the logits that transformers computes
 // from our folders equal to those from its own.
 func TestTransformersOpensWhatWeSave(t *testing.T) {

@@ -250,7 +250,7 @@ func (t *Trainer) prune() error {
 
 // Resume takes parameters, moments and the place in the data from the newest
 // checkpoint of Dir. The model must have the shape of the one that was saved,
-// and Options and data must be those of the run, but for Steps and for what
+// those of package models its Config or LoRA too, and Options and data must be those of the run, but for Steps and for what
 // does not decide the parameters.
 func (t *Trainer) Resume() error {
 	if err := t.usable(); err != nil {
@@ -301,6 +301,11 @@ func (t *Trainer) resume() error {
 	if _, cast := r.Files[autocast.StatesName]; cast {
 		if _, ok := t.model.(Stateful); !ok {
 			return fmt.Errorf("%s: the model must multiply in FP8 as in the run so far (autocast.Train), it has no states for %s", dir, autocast.StatesName)
+		}
+	}
+	if m, ok := t.model.(checker); ok {
+		if err := m.CheckFiles(dir); err != nil {
+			return fmt.Errorf("%s: %w", dir, err)
 		}
 	}
 	if t.opts.Steps < r.State.Step {
@@ -406,6 +411,10 @@ type contents struct {
 // stacker is a model that saves some parameters in parts, along their first
 // dimension.
 type stacker interface{ OnDisk(param string) []string }
+
+// checker is a model that tells whether a checkpoint is of itself in what the
+// shapes of weights do not show.
+type checker interface{ CheckFiles(dir string) error }
 
 func (t *Trainer) weights() []slot {
 	var s []slot

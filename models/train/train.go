@@ -121,9 +121,11 @@ func In(f *Folder) Setting {
 			t.wrong = errors.New("train: In: the folder is missing (nil): see the error of Claim")
 			return
 		}
-		if t.wrong = f.held(); t.wrong == nil {
-			t.place(f.path, f)
+		if err := f.held(); err != nil {
+			t.wrong = err
+			return
 		}
+		t.place(f.path, f)
 	}
 }
 
