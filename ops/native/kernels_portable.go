@@ -43,7 +43,7 @@ func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {}
 
 func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {}
 
-func vecTurn(y0, y1, x0, x1, cos, sin *float32, flip float32, n int) {}
+func vecTurn(y, x *float32, heads, stride, half int, cos, sin *float32, sign float32, n int) {}
 
 func vecMax(x *float32, n int) float32 { return *x }
 

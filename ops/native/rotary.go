@@ -5,7 +5,6 @@ package native
 
 import (
 	"fmt"
-	"math"
 )
 
 // RotaryPairing says which two elements of a head are turned together.
@@ -79,55 +78,55 @@ func rotaryTokens[T Float](a *RotaryArgs[T], unit int) {
 			p = t % a.L
 		}
 		cos, sin := a.Cos[p*half:(p+1)*half], a.Sin[p*half:(p+1)*half]
-		for h := range a.H {
-			x := a.X[t*a.XStride+h*a.D:][:a.D]
-			y := a.Y[to*a.YStride+h*a.D:][:a.D]
-			if a.Pairing == RotaryHalf {
-				turnHalf(y[:a.Dr], x[:a.Dr], cos, sin, a.Back)
-			} else {
-				turnInterleaved(y[:a.Dr], x[:a.Dr], cos, sin, a.Back)
+		x, y := a.X[t*a.XStride:][:a.H*a.D], a.Y[to*a.YStride:][:a.H*a.D]
+		if a.Pairing == RotaryHalf {
+			turnHalf(y, x, a.H, a.D, cos, sin, a.Back)
+		} else {
+			for h := 0; h < len(x); h += a.D {
+				turnInterleaved(y[h:][:a.Dr], x[h:][:a.Dr], cos, sin, a.Back)
 			}
-			copy(y[a.Dr:], x[a.Dr:])
+		}
+		for h := 0; a.Dr < a.D && h < len(x); h += a.D {
+			copy(y[h+a.Dr:h+a.D], x[h+a.Dr:])
 		}
 	}
 }
 
-func turnHalf[T Float](y, x []T, cos, sin []float32, back bool) {
-	half := len(cos)
-	sin = sin[:half]
-	x0, x1 := x[:half], x[half:][:half]
-	y0, y1 := y[:half], y[half:][:half]
-	if full := half &^ 15; inAssembly[T]() && full > 0 {
-		flip := float32(0)
-		if back {
-			flip = float32(math.Copysign(0, -1)) // x sin with the sign of sin turned is -(x sin)
-		}
-		vecTurn(f32p(y0), f32p(y1), f32p(x0), f32p(x1), &cos[0], &sin[0], flip, full)
-		y0, y1, x0, x1, cos, sin = y0[full:], y1[full:], x0[full:], x1[full:], cos[full:], sin[full:]
+// turnHalf turns heads of d elements.
+func turnHalf[T Float](y, x []T, heads, d int, cos, sin []float32, back bool) {
+	half, full, sign := len(cos), 0, signOf[T](back)
+	if inAssembly[T]() {
+		full = half &^ 15
 	}
-	if back {
+	if full > 0 && heads > 0 {
+		vecTurn(f32p(y), f32p(x), heads, d*4, half*4, &cos[0], &sin[0], float32(sign), full)
+	}
+	cos, sin = cos[full:], sin[full:half]
+	for h := 0; h < heads && full < half; h++ {
+		x0, y0 := x[h*d+full:], y[h*d+full:]
+		x1, y1 := x0[half:][:len(cos)], y0[half:][:len(cos)]
 		for i, c := range cos {
-			c, s, a, b := T(c), T(sin[i]), x0[i], x1[i]
-			y0[i] = a*c + b*s
-			y1[i] = b*c - a*s
+			c, s, a, b := T(c), sign*T(sin[i]), x0[i], x1[i]
+			y0[i] = a*c - b*s
+			y1[i] = b*c + a*s
 		}
-		return
 	}
-	for i, c := range cos {
-		c, s, a, b := T(c), T(sin[i]), x0[i], x1[i]
-		y0[i] = a*c - b*s
-		y1[i] = b*c + a*s
+}
+
+// signOf is that of the sines.
+func signOf[T Float](back bool) T {
+	if back {
+		return -1
 	}
+	return 1
 }
 
 func turnInterleaved[T Float](y, x []T, cos, sin []float32, back bool) {
 	sin = sin[:len(cos)]
 	x, y = x[:2*len(cos)], y[:2*len(cos)]
+	sign := signOf[T](back)
 	for i, c := range cos {
-		c, s, a, b := T(c), T(sin[i]), x[2*i], x[2*i+1]
-		if back {
-			s = -s
-		}
+		c, s, a, b := T(c), sign*T(sin[i]), x[2*i], x[2*i+1]
 		y[2*i] = a*c - b*s
 		y[2*i+1] = b*c + a*s
 	}

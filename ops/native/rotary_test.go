@@ -299,14 +299,14 @@ func TestRotaryHasTheSameBitsInEveryKernelSet(t *testing.T) {
 			var first []float32
 			kernelsUpTo(t, avx512Kernel, func(t *testing.T) {
 				y := nans[float32](2 * half)
-				turnHalf(y, x, cos, sin, back)
+				turnHalf(y, x, 1, 2*half, cos, sin, back)
 				requireGuard(t, y)
 				if first == nil {
 					first = y
 				}
 				requireSameBits(t, first, y)
 				in := append([]float32(nil), x...)
-				turnHalf(in, in, cos, sin, back)
+				turnHalf(in, in, 1, 2*half, cos, sin, back)
 				requireSameBits(t, first, in)
 			})
 		}

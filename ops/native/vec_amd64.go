@@ -193,15 +193,15 @@ func vecMax(x *float32, n int) float32 {
 }
 
 //go:noescape
-func turnAVX512(y0, y1, x0, x1, cos, sin *float32, flip float32, n int)
+func turnAVX512(y, x *float32, heads, stride, half int, cos, sin *float32, sign float32, n int)
 
 //go:noescape
-func turnAVX2(y0, y1, x0, x1, cos, sin *float32, flip float32, n int)
+func turnAVX2(y, x *float32, heads, stride, half int, cos, sin *float32, sign float32, n int)
 
-func vecTurn(y0, y1, x0, x1, cos, sin *float32, flip float32, n int) {
+func vecTurn(y, x *float32, heads, stride, half int, cos, sin *float32, sign float32, n int) {
 	if gemmKernel >= avx512Kernel {
-		turnAVX512(y0, y1, x0, x1, cos, sin, flip, n)
+		turnAVX512(y, x, heads, stride, half, cos, sin, sign, n)
 	} else {
-		turnAVX2(y0, y1, x0, x1, cos, sin, flip, n)
+		turnAVX2(y, x, heads, stride, half, cos, sin, sign, n)
 	}
 }

@@ -525,20 +525,30 @@ adamw:
 	RET
 
 
-// func turn(y0, y1, x0, x1, cos, sin *float32, flip float32, n int)
-TEXT FN_TURN(SB), NOSPLIT, $0-64
-	MOVQ y0+0(FP), DI
-	MOVQ y1+8(FP), SI
-	MOVQ x0+16(FP), R8
-	MOVQ x1+24(FP), R9
-	MOVQ cos+32(FP), R10
-	MOVQ sin+40(FP), R11
-	VBROADCASTSS flip+48(FP), V15
-	MOVQ n+56(FP), CX
-	LOOP(CX)
+// func turn(y, x *float32, heads, stride, half int, cos, sin *float32, sign float32, n int)
+//
+// The first n pairs of each of heads > 0 heads, stride bytes apart, whose partners
+// are half bytes on.
+//	DI SI y, R8 R9 x, R10 cos, R11 sin, times the sign in V15, DX heads left, BX stride
+TEXT FN_TURN(SB), NOSPLIT, $0-72
+	MOVQ y+0(FP), DI
+	MOVQ x+8(FP), R8
+	MOVQ heads+16(FP), DX
+	MOVQ stride+24(FP), BX
+	MOVQ half+32(FP), R9
+	LEAQ (DI)(R9*1), SI
+	ADDQ R8, R9
+	MOVQ cos+40(FP), R10
+	MOVQ sin+48(FP), R11
+	VBROADCASTSS sign+56(FP), V15
+	MOVQ n+64(FP), CX
+	SHLQ $2, CX
+
+head:
+	XORQ AX, AX
 
 #define STEP_TURN(off) \
-	VXORPS  off(R11)(AX*1), V15, V0 \
+	VMULPS  off(R11)(AX*1), V15, V0 \
 	VMOVUPS off(R10)(AX*1), V1      \
 	VMOVUPS off(R8)(AX*1), V2       \
 	VMOVUPS off(R9)(AX*1), V3       \
@@ -554,5 +564,11 @@ TEXT FN_TURN(SB), NOSPLIT, $0-64
 turn:
 	EACH16(STEP_TURN)
 	NEXT(turn)
+	ADDQ BX, DI
+	ADDQ BX, SI
+	ADDQ BX, R8
+	ADDQ BX, R9
+	DECQ DX
+	JNZ  head
 	VZEROUPPER
 	RET
