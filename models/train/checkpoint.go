@@ -305,6 +305,9 @@ func (t *Trainer) resume() error {
 	}
 	if m, ok := t.model.(checker); ok {
 		if err := m.CheckFiles(dir); err != nil {
+			if changed := r.Files.check(dir); changed != nil {
+				return t.damaged(dir, changed)
+			}
 			return fmt.Errorf("%s: %w", dir, err)
 		}
 	}
