@@ -12,7 +12,7 @@
 // Shared memory: 4 stages of 48 KB (BN 256), 46 (BN 240) or 44 (BN 224), or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
 #include "epilogue.cuh"
-#include "pick.cuh"
+#include "grid.cuh"
 #include "tiles.cuh"
 
 #ifdef SEAFAN_HOPPER
@@ -64,17 +64,18 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     ring_init(full, empty, CLUSTER);
   }
   if (CLUSTER > 1) cluster_sync(); else __syncthreads();
-  grid_wait();
+  grid_launch();
   const int steps = (p.k + BK - 1) / BK;
   const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
   if (group == 0) {
     registers_give<40>();
     if (threadIdx.x == 0) {
       const Tile tiles(p.m, p.n, rank);
-      int at = 0;
+      int at = 0, row, column;
+      tiles.place(worker, row, column);  // before the launch in front has ended
+      grid_block();
       for (int tile = worker; tile < tiles.count(); tile += workers) {
-        int row, column;
-        tiles.place(tile, row, column);
+        if (tile != worker) tiles.place(tile, row, column);
         for (int s = 0; s < steps; s++, at++) {
           const int slot = at % STAGES;
           barrier_wait(empty + slot, (at / STAGES & 1) ^ 1);
@@ -88,41 +89,41 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   } else {
     registers_take<232>();
     const int wg = group - 1;
-    int at = 0;
+    int slot = 0, phase = 0;
+    // Uniform to the compiler, which otherwise makes each descriptor between two products, in five times the instructions.
+    auto same = [](uint32_t x) { return __shfl_sync(~0u, x, 0); };
+    const uint64_t rows = descriptor(same(shared_address(ring) + wg * (X / 2))), columns = descriptor(same(shared_address(ring) + X));
     // Results in packs are held, lane t of four with columns 2t, 2t+1 of every 8, and leave a pack a step during the products of the next
-    // tile: stores of all blocks at once wait for L2, and the tensor cores for them.
+    // tile: stores of all blocks at once wait for L2, and the tensor cores for them. Pack i is of the first row of two or the second,
+    // i % 2, and columns 32 (i / 2) on; `to` is where the lane's columns of them begin, as they leave, and `left` what remains of a row
+    // from there.
     constexpr int PACKS = (OUT + 31) / 32;
     uint32_t held[2 * PACKS][4];
-    int held_row = 0, held_column = p.n;  // nothing
-    auto self = [] {
-      int own = threadIdx.x;
-      asm volatile("" : "+r"(own));  // no addresses in registers during the products
-      return own;
-    };
-    auto leave = [&](int i, int own) {
+    T* to = nullptr;
+    int left[2] = {}, waiting = 0;
+    auto leave = [&](int i) {
       uint32_t v[4];
-      pick<0, 2 * PACKS>(i, [&](auto i) {
 #pragma unroll
-        for (int q = 0; q < 4; q++) v[q] = held[i.value][q];
-      });
-      transpose4(v, own % 4);
-      const int r = held_row + (own / 32 - 4) * 16 + own % 32 / 4 + i / PACKS * 8, c = held_column + i % PACKS * 32 + own % 4 * 8;
-      if (r < p.m && c < min(p.n, held_column + OUT)) *(uint4*)((T*)p.y + r * p.y_stride + c) = make_uint4(v[0], v[1], v[2], v[3]);
+      for (int q = 0; q < 4; q++) v[q] = held[i][q];
+      transpose4(v, threadIdx.x % 4);
+      if (i / 2 * 32 < (i % 2 ? left[1] : left[0])) *(uint4*)(to + i % 2 * 8 * p.y_stride + i / 2 * 32) = make_uint4(v[0], v[1], v[2], v[3]);
     };
+    auto leave_all = [&] {
+#pragma unroll
+      for (int i = 0; i < 2 * PACKS; i++) leave(i);
+    };
+    grid_block();
     const Tile tiles(p.m, p.n, rank);
     for (int tile = worker; tile < tiles.count(); tile += workers) {
-      int row, column;
-      tiles.place(tile, row, column);
       float d[BN / 2];
       int last = -1;
       auto products = [&](int s) {
-        const int slot = at % STAGES;
-        barrier_wait(full + slot, at / STAGES & 1);
-        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (X / 2), b = shared_address(ring + slot * STAGE) + X;
+        barrier_wait(full + slot, phase);
+        const uint32_t stage = same(slot * (STAGE / 16));
         wgmma_pin(d);
         wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < BK / 16; j++) Wgmma<T, BN, 0>::shared(d, descriptor(a + j * 32), descriptor(b + j * 32), s | j);
+        for (int j = 0; j < BK / 16; j++) Wgmma<T, BN, 0>::shared(d, rows + stage + j * 2, columns + stage + j * 2, s | j);
         wgmma_commit();
         wgmma_pin(d);
       };
@@ -133,35 +134,43 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
             if (CLUSTER > 1) barrier_arrive_remote(empty + last, threadIdx.x % 128); else barrier_arrive(empty + last);
           }
         }
-        last = at++ % STAGES;
+        last = slot;
+        if (++slot == STAGES) slot = 0, phase ^= 1;
       };
       int s = 0;
-      for (const int most = held_column < p.n ? min(steps, 2 * PACKS) : 0; s < most; s++) {
-        products(s);
-        leave(s, self());
-        release();
+      if (waiting && steps >= 2 * PACKS) {
+#pragma unroll
+        for (; s < 2 * PACKS; s++) {
+          products(s);
+          leave(s);
+          release();
+        }
       }
       for (; s < steps; s++) {
         products(s);
         release();
       }
-      for (int i = steps; i < 2 * PACKS && held_column < p.n; i++) leave(i, self());
-      int own = threadIdx.x, n = p.n;
-      asm volatile("" : "+r"(own), "+r"(n));  // nothing of this in registers during the products
+      if (waiting && steps < 2 * PACKS) leave_all();
+      int own = threadIdx.x, n = p.n, place = tile, row, column;
+      asm volatile("" : "+r"(own), "+r"(n), "+r"(place));  // nothing of this in front of the products, or in registers during them
+      tiles.place(place, row, column);
       const void *const bias = DUAL ? nullptr : p.bias, *const residual = DUAL ? nullptr : p.residual;
       // Whole packs of 8 columns: results and the residual move 16 bytes a lane.
       const bool packed = !p.f32_out && n % 8 == 0 && p.y_stride % 8 == 0 && (uint64_t)p.y % 16 == 0 && (uint64_t)bias % 4 == 0 &&
                           p.residual_stride % 8 == 0 && (uint64_t)residual % 16 == 0;
       const int g = own % 32 / 4, t = own % 4, r0 = row + (own / 32 - 4) * 16 + g;
       if (packed) {
-        held_row = row, held_column = column;
-        // The residual comes to where the results will be, while the last products run: y may be where it lies. Lane t of four has columns
-        // 8t to 8t+7 of every 32 in memory.
+        const int first = column + 8 * t;
+        waiting = 2 * PACKS;
+        to = (T*)p.y + r0 * p.y_stride + first;
+#pragma unroll
+        for (int half = 0; half < 2; half++) left[half] = r0 + 8 * half < p.m ? min(n, column + OUT) - first : 0;
+        // The residual comes to where the results will be, as they leave, while the last products run: y may be where it lies.
         if (residual) {
+          const T* from = (const T*)residual + r0 * p.residual_stride + first;
 #pragma unroll
           for (int i = 0; i < 2 * PACKS; i++) {
-            const int r = r0 + i / PACKS * 8, c = column + i % PACKS * 32 + 8 * t;
-            const uint4 e = r < p.m && c < min(n, column + OUT) ? *(const uint4*)((const T*)residual + r * p.residual_stride + c) : make_uint4(0, 0, 0, 0);
+            const uint4 e = i / 2 * 32 < left[i % 2] ? *(const uint4*)(from + i % 2 * 8 * p.residual_stride + i / 2 * 32) : make_uint4(0, 0, 0, 0);
             held[i][0] = e.x, held[i][1] = e.y, held[i][2] = e.z, held[i][3] = e.w;
           }
         }
@@ -189,8 +198,8 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           for (int i = 0; i < 2 * PACKS; i++) {
             transpose4(held[i], t);
 #pragma unroll
-            for (int q = 0; q < 4 && i % PACKS * 32 + q * 8 < OUT; q++) {
-              const int at = 16 * (i % PACKS) + 4 * q + 2 * (i / PACKS);
+            for (int q = 0; q < 4 && i / 2 * 32 + q * 8 < OUT; q++) {
+              const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
               const float2 e = unpack2<T>(held[i][q]);
               d[at] += e.x, d[at + 1] += e.y;
             }
@@ -199,8 +208,8 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
         for (int i = 0; i < 2 * PACKS; i++) {
 #pragma unroll
-          for (int q = 0; q < 4 && i % PACKS * 32 + q * 8 < OUT; q++) {
-            const int at = 16 * (i % PACKS) + 4 * q + 2 * (i / PACKS);
+          for (int q = 0; q < 4 && i / 2 * 32 + q * 8 < OUT; q++) {
+            const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
             held[i][q] = DUAL ? pack2<T>(silu(d[at]) * d[BN / 4 + at], silu(d[at + 1]) * d[BN / 4 + at + 1]) : pack2<T>(d[at], d[at + 1]);
           }
         }
@@ -246,11 +255,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         }
       }
     }
-    if (held_column < p.n) {
-      const int own = self();
-#pragma unroll
-      for (int i = 0; i < 2 * PACKS; i++) leave(i, own);
-    }
+    if (waiting) leave_all();
   }
   if (CLUSTER > 1) cluster_sync();
 #endif
