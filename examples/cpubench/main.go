@@ -78,6 +78,12 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if c.workers < 0 || c.workers > 1024 {
 		return fmt.Errorf("-workers: must be 0 to 1024, got %d", c.workers)
 	}
+	if c.python == "" && (c.steps != "" || c.compile) {
+		return errors.New("-steps and -compile: need -python, whose they are")
+	}
+	if _, err := os.Stat(c.text); err != nil && c.text != "" {
+		return fmt.Errorf("-text: %w", err)
+	}
 	native.SetWorkers(c.workers)
 	if c.text == "" && c.only != "infer" {
 		var err error

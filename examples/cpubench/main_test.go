@@ -32,6 +32,8 @@ func TestBadFlags(t *testing.T) {
 		"-rounds: must be 1 to 100, got 0":                                       {"-rounds", "0"},
 		`-only: must be train or infer, got "x"`:                                 {"-only", "x"},
 		"-workers: must be 0 to 1024, got -1":                                    {"-workers", "-1"},
+		"-steps and -compile: need -python, whose they are":                      {"-compile"},
+		"-text: stat nowhere: no such file or directory":                         {"-text", "nowhere"},
 		`unexpected argument "x": every value belongs to a flag (-h lists them)`: {"x"},
 	} {
 		require.EqualError(t, run(context.Background(), args, io.Discard, io.Discard), want)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
@@ -18,6 +19,10 @@ func main() {
 }
 
 func show(args []string) error {
+	if len(args) > 0 && slices.Contains([]string{"-h", "-help", "--help"}, args[0]) {
+		_, err := fmt.Println("customop runs an op that lives outside the module and prints its plan. It has no flags.")
+		return err
+	}
 	if len(args) > 0 {
 		return fmt.Errorf("unexpected argument %q: the example has no flags", args[0])
 	}

@@ -82,5 +82,6 @@ func TestSoftCapSaysWhatItTakes(t *testing.T) {
 	b := graph.New()
 	SoftCap(b.Input("x", dtype.Float32, 1, 8), -1)
 	require.EqualError(t, b.Err(), "soft_cap: takes one float32 and a cap above 0, got [float32[1,8]] and -1")
+	require.NoError(t, show([]string{"-h"}))
 	require.EqualError(t, show([]string{"-cap"}), `unexpected argument "-cap": the example has no flags`)
 }

@@ -109,11 +109,11 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 func (s settings) check() error {
 	const most = 1 << 20 // the product of three fits an int
 	for _, x := range []struct {
-		flag string
-		v    int
-	}{{"layers", s.model.Layers}, {"dim", s.model.Hidden}, {"heads", s.model.Heads}, {"ffn", s.model.FFN}, {"history", s.history}} {
-		if x.v < 1 || x.v > most {
-			return fmt.Errorf("-%s must be 1 to %d, got %d", x.flag, most, x.v)
+		flag    string
+		v, most int
+	}{{"layers", s.model.Layers, 1 << 16}, {"dim", s.model.Hidden, most}, {"heads", s.model.Heads, most}, {"ffn", s.model.FFN, most}, {"history", s.history, 1 << 16}} {
+		if x.v < 1 || x.v > x.most {
+			return fmt.Errorf("-%s must be 1 to %d, got %d", x.flag, x.most, x.v)
 		}
 	}
 	if s.model.Hidden%(2*s.model.Heads) != 0 {

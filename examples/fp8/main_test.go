@@ -76,7 +76,7 @@ func TestFlagsAreChecked(t *testing.T) {
 		"-heads 3":                   "-dim must be a multiple of 6, an even number for each of the 3 -heads, got 256",
 		"-dim 0":                     "-dim must be 1 to 1048576, got 0",
 		"-eval-rows -1":              "-eval-rows must be 0 or more, got -1",
-		"-fp8 delayed -history 0 -context 16 -steps 1 -layers 1": "-history must be 1 to 1048576, got 0",
+		"-fp8 delayed -history 0 -context 16 -steps 1 -layers 1": "-history must be 1 to 65536, got 0",
 	} {
 		if !strings.Contains(args, "-text") {
 			args += " -text " + text

@@ -109,12 +109,16 @@ func parse(args []string, errOut io.Writer) (settings, error) {
 var computes = map[string]dtype.DType{"bf16": dtype.BFloat16, "f16": dtype.Float16, "f32": dtype.Float32}
 
 func (s *settings) check() error {
+	const most = 1 << 20
 	for _, x := range []struct {
-		flag     string
-		v, least int
-	}{{"layers", s.layers, 1}, {"attend", s.attend, 0}, {"dim", s.dim, 1}, {"heads", s.heads, 1}, {"experts", s.experts, 0}, {"n", s.n, 0}, {"workers", s.workers, 0}} {
-		if x.v < x.least || x.v > 1<<20 {
-			return fmt.Errorf("-%s: must be %d to %d, got %d", x.flag, x.least, 1<<20, x.v)
+		flag           string
+		v, least, most int
+	}{
+		{"layers", s.layers, 1, 1 << 16}, {"attend", s.attend, 0, most}, {"dim", s.dim, 1, most}, {"heads", s.heads, 1, most},
+		{"experts", s.experts, 0, 1 << 16}, {"n", s.n, 0, most}, {"workers", s.workers, 0, 1024},
+	} {
+		if x.v < x.least || x.v > x.most {
+			return fmt.Errorf("-%s: must be %d to %d, got %d", x.flag, x.least, x.most, x.v)
 		}
 	}
 	switch {

@@ -63,6 +63,12 @@ func run(args []string, out, errOut io.Writer) error {
 	if *batch > 1<<31 / *context {
 		return fmt.Errorf("-batch times -context must be at most 2^31, got %d times %d", *batch, *context)
 	}
+	if *train && *tokens > 0 {
+		return errors.New("-tokens must be left out with -train, whose step has -batch times -context")
+	}
+	if *dot && *name != backend.Native {
+		return errors.New("-dot must be without -backend: the graph is one for every backend")
+	}
 	if *tokens > 0 && *tokens < *batch {
 		return fmt.Errorf("-tokens must be 0 or at least -batch %d, got %d", *batch, *tokens)
 	}

@@ -63,6 +63,8 @@ func TestBadFlags(t *testing.T) {
 		"-model x -context 0":                        "-context must be 1 to 2^24, got 0",
 		"-model x more":                              `unexpected argument "more": every value belongs to a flag (-h lists them)`,
 		"-model x -tokens 3":                         "-tokens must be 0 or at least -batch 8, got 3",
+		"-model x -train -tokens 9":                  "-tokens must be left out with -train, whose step has -batch times -context",
+		"-model x -dot -backend cuda":                "-dot must be without -backend: the graph is one for every backend",
 		"-model x -batch twelve":                     `invalid value "twelve" for flag -batch: parse error`,
 		"-model x -batch 16777216 -context 16777216": "-batch times -context must be at most 2^31, got 16777216 times 16777216",
 	} {

@@ -335,11 +335,14 @@ func (s *settings) complete() error {
 	}
 	const most = 1 << 20
 	for _, x := range []struct {
-		flag string
-		v    int
-	}{{"layers", m.Layers}, {"dim", m.Dim}, {"heads", m.Heads}, {"kv-heads", m.KVHeads}, {"ffn", m.FFN}, {"config: model.vocab", m.Vocab}} {
-		if x.v < 1 || x.v > most {
-			return fmt.Errorf("-%s: must be 1 to %d, got %d", x.flag, most, x.v)
+		flag           string
+		v, least, most int
+	}{
+		{"layers", m.Layers, 1, 1 << 16}, {"dim", m.Dim, 1, most}, {"heads", m.Heads, 1, most}, {"kv-heads", m.KVHeads, 1, most}, {"ffn", m.FFN, 1, most},
+		{"config: model.vocab", m.Vocab, 1, most}, {"workers", s.Workers, 0, 1024},
+	} {
+		if x.v < x.least || x.v > x.most {
+			return fmt.Errorf("-%s: must be %d to %d, got %d", x.flag, x.least, x.most, x.v)
 		}
 	}
 	switch {
@@ -373,8 +376,6 @@ func (s *settings) complete() error {
 		return errors.New("-lora-targets: needs -lora-rank")
 	case s.LoRA.Rank == 0 && s.Merge:
 		return errors.New("-merge: needs -lora-rank")
-	case s.Workers < 0:
-		return fmt.Errorf("-workers: must be 0 or more, got %d", s.Workers)
 	}
 	return flagged(s.Train.Check())
 }

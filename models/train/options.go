@@ -80,7 +80,7 @@ type OptionError struct {
 }
 
 func (e *OptionError) Error() string {
-	return fmt.Sprintf("train: option %s: must be %s, got %s", e.Field, e.Need, e.Got)
+	return fmt.Sprintf("train: option %s: must be %s, got %s", e.Field, e.Need, cmp.Or(e.Got, `""`))
 }
 
 // Check returns an *OptionError for the first value out of range.
@@ -95,6 +95,7 @@ func (o Options) Check() error {
 	count := func(field string, v int) bound { return bound{field, v >= 0, "0 or more", v} }
 	for _, b := range []bound{
 		positive("steps", o.Steps), positive("batch", o.Batch), positive("context", o.Context), positive("accumulate", o.Accumulate),
+		{"context", o.Context <= math.MaxInt32, "below 2^31", o.Context},
 		{"batch", o.Batch <= math.MaxInt32/max(1, o.Context), "at most 2^31 tokens a micro-batch", o.Batch},
 		{"compute", slices.Contains([]Compute{"", F32, BF16, BF16x6}, o.Compute), "f32, bf16 or bf16x6", o.Compute},
 		{"dropout", o.Dropout >= 0 && o.Dropout < 1, "in [0,1)", o.Dropout},

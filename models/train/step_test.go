@@ -205,6 +205,8 @@ func TestOptionsAreChecked(t *testing.T) {
 		"train: option steps: must be at least 1, got 0":                              func(o *Options) { o.Steps = 0 },
 		"train: option batch: must be at least 1, got -1":                             func(o *Options) { o.Batch = -1 },
 		"train: option batch: must be at most 2^31 tokens a micro-batch, got 1048576": func(o *Options) { o.Batch, o.Context = 1<<20, 1<<20 },
+		"train: option context: must be below 2^31, got 1099511627776":                func(o *Options) { o.Context = 1 << 40 },
+		`train: option schedule: must be cosine, linear or constant, got ""`:          func(o *Options) { o.Schedule = "" },
 		"train: option context: must be at least 1, got 0":                            func(o *Options) { o.Context = 0 },
 		"train: option accumulate: must be at least 1, got 0":                         func(o *Options) { o.Accumulate = 0 },
 		"train: option dropout: must be in [0,1), got 1":                              func(o *Options) { o.Dropout = 1 },
