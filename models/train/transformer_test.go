@@ -146,8 +146,8 @@ func TestComputeBF16x6(t *testing.T) {
 		require.Equal(t, w, w6)
 	}
 	t.Logf("loss of step 1: %.7f, bf16x6 %.7f; of step 60: %.5f, bf16x6 %.5f", first, first6, last, last6)
-	require.InDelta(t, first, first6, 1e-6)
-	require.InDelta(t, last, last6, 1e-3)
+	require.InDelta(t, first, first6, 1e-6) // measured below 1e-7
+	require.InDelta(t, last, last6, 1e-4)   // measured below 1e-5
 }
 
 // TestResumeKeepsWhatWasChosen: a run begun with products of float32 goes on so,

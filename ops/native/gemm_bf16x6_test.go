@@ -180,6 +180,7 @@ func TestBF16x6SpecialValues(t *testing.T) {
 		r := rand.New(rand.NewPCG(3, 8))
 		a, b, bias := normals[float32](r, m*k), normals[float32](r, n*k), normals[float32](r, n)
 		plainA, plainB := slices.Clone(a), slices.Clone(b)
+		worst := 0.0
 		for i, f := range kinds {
 			for _, at := range []int{normal + i, 50 + i} { // rows beside each other, and two of each kind
 				f(a[at*k:][:k])
@@ -224,11 +225,16 @@ func TestBF16x6SpecialValues(t *testing.T) {
 						for p := range k {
 							size += math.Abs(float64(a[i*k+p]) * float64(b[j*k+p]))
 						}
-						require.InDelta(t, w, g, size*0x1p-20, name)
+						off := math.Abs(float64(w) - float64(g))
+						require.LessOrEqual(t, off, size*0x1p-22, name) // 4 unit roundoffs, measured 1.27
+						if size > 0 {
+							worst = max(worst, off/size)
+						}
 					}
 				}
 			}
 		}
+		t.Logf("largest difference from Gemm %.2f unit roundoffs of the sum of magnitudes", worst*0x1p24)
 	})
 }
 
