@@ -103,6 +103,12 @@ func compare(ctx context.Context, plain, cast *graph.Builder, feeds graph.Feeds)
 			continue
 		}
 		l := watched{n: n, y: n, plain: plain.Node(n.Name())}
+		if l.plain != nil && n.In()[1].Type().DType.IsFloat8() {
+			if l.plain.Op() == n.Op() {
+				continue // the pass let it be
+			}
+			return nil, fmt.Errorf("%s: the weight must be whole in both graphs, it is stored as %s", n.Name(), n.In()[1].Type().DType)
+		}
 		if l.plain == nil || l.plain.Op() == nil || l.plain.Op().Name() != "linear" {
 			return nil, fmt.Errorf("%s is no linear in the first graph: it must be the graph that the pass was given", n.Name())
 		}

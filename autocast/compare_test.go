@@ -160,6 +160,25 @@ func TestCompareShowsEveryLayer(t *testing.T) {
 // TestCompareCounts holds the counts to inputs that are known: a history of
 // small values makes large ones saturate, and one large value makes small ones
 // vanish.
+// TestCompareLetsStoredCodesBe: a linear that reads codes in both graphs was not cast.
+func TestCompareLetsStoredCodesBe(t *testing.T) {
+	m := newModel(t, tiny)
+	_, report, err := autocast.FP8Inference(lossGraph(t, m), autocast.InferenceOptions{Filter: autocast.Filter{Include: []string{"*.up_proj.weight"}}})
+	require.NoError(t, err)
+	require.NoError(t, autocast.StoreFP8(m.Params(), report.Cast()))
+	plain := lossGraph(t, m)
+	cast, now, err := autocast.FP8(plain, autocast.Options{Filter: small})
+	require.NoError(t, err)
+	c, err := autocast.Compare(context.Background(), plain, cast, feeds(tiny, 0))
+	require.NoError(t, err)
+	require.Len(t, c.Layers, len(now.Cast()))
+	require.Less(t, c.Worst().Own, 0.1)
+	cast, _, err = autocast.FP8Inference(plain, autocast.InferenceOptions{Activations: autocast.PerRow, Filter: small})
+	require.NoError(t, err)
+	_, err = autocast.Compare(context.Background(), plain, cast, feeds(tiny, 0))
+	require.EqualError(t, err, "autocast: Compare: model.layers.0.mlp.up_proj: the weight must be whole in both graphs, it is stored as float8_e4m3")
+}
+
 func TestCompareCounts(t *testing.T) {
 	params := graph.NewParams()
 	build := func() *graph.Builder {

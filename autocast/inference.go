@@ -78,7 +78,7 @@ func fp8Inference(b *graph.Builder, o InferenceOptions) (*graph.Builder, *Report
 	isExperts := func(n *graph.Node) bool { return !isLinear(n.Op().Name()) }
 	p := pass{
 		name: "fp8 weights", mode: o.Activations.String(), done: []string{"fp8_weight_linear", "fp8_experts"}, minSize: DefaultMinSize, experts: o.Activations != Static,
-		keeps: []role{head, embedding, router, norm}, narrow: func(dtype.DType) bool { return true },
+		keeps: []role{head, embedding, router, norm}, narrow: func(t dtype.DType) bool { return t != dtype.UInt8 }, // blocks stay
 		again: func(n *graph.Node) bool {
 			if isExperts(n) {
 				return n.Op() != experts

@@ -17,6 +17,7 @@ import (
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/ops"
 )
 
 // logitsGraph gives the logits of tokens [rows,16].
@@ -227,6 +228,26 @@ func TestNarrowModelsTakePart(t *testing.T) {
 	}
 	require.Equal(t, got[1], got[0])
 	require.NoError(t, autocast.StoreFP8(narrow.Params(), []string{"model.layers.0.mlp.up_proj.weight"}))
+}
+
+// TestBlocksStay: weights in the block codings of GGUF are not quantised again.
+func TestBlocksStay(t *testing.T) {
+	ps := graph.NewParams()
+	p, err := ps.Add("coded.weight", graph.T(dtype.UInt8, 4, ops.Q8_0.Bytes(32)), false)
+	require.NoError(t, err)
+	require.NoError(t, p.Adopt(make([]byte, p.Type.Bytes())))
+	ops.SetCoding(p, ops.Q8_0)
+	b := graph.New(graph.Share(ps))
+	x := b.Input("x", dtype.Float32, 2, 32)
+	b.Output("y", ops.Add(ops.Linear(x, b.Param("coded.weight", p.Type.Shape...)), ops.Linear(x, b.Param("plain.weight", 4, 32))))
+	require.NoError(t, b.Err())
+	for _, a := range []autocast.Activations{autocast.Exact, autocast.PerRow} {
+		cast, report, err := autocast.FP8Inference(b, autocast.InferenceOptions{Activations: a, Filter: autocast.Filter{Include: []string{"*"}}})
+		require.NoError(t, err)
+		require.NoError(t, graph.Verify(cast))
+		require.Equal(t, []string{"plain.weight"}, report.Cast())
+		require.Equal(t, "the weight is stored as uint8", report.Linears[0].Reason)
+	}
 }
 
 // TestSessionsShareQuantisedWeights: executors on several goroutines, one copy
