@@ -88,7 +88,12 @@ func storageOf(opts []Option) (storage, error) {
 		o(&s)
 	}
 	switch s.matrices {
-	case dtype.Invalid, dtype.Float16, dtype.BFloat16:
+	case dtype.Invalid:
+		return s, nil
+	case dtype.Float16, dtype.BFloat16:
+		if s.wide {
+			return s, fmt.Errorf("models: Widen and Store16 must not be given together: float32 or %s", s.matrices)
+		}
 		return s, nil
 	}
 	return s, fmt.Errorf("models: matrices are stored as float16 or bfloat16, not %s", s.matrices)

@@ -107,6 +107,9 @@ func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
 	if err := m.usable(); err != nil {
 		return nil, err
 	}
+	if m.hasAdapters() {
+		return nil, fmt.Errorf("models: LoRA: %w", errAdapted)
+	}
 	modules, err := m.linears()
 	if err != nil {
 		return nil, err
@@ -117,10 +120,17 @@ func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
 			return nil, fmt.Errorf("models: LoRA: target %q is no linear layer of the model (they are called %s)", t, strings.Join(kinds(modules), ", "))
 		}
 	}
+	modules = slices.DeleteFunc(modules, func(module string) bool { return !l.matches(module) })
+	bytes := 0
 	for _, module := range modules {
-		if !l.matches(module) {
-			continue
+		if w := m.params.Get(module + ".weight"); w != nil {
+			bytes += 4 * l.Rank * (shapeOf(w)[0] + shapeOf(w)[1])
 		}
+	}
+	if err := graph.CheckMemory(fmt.Sprintf("adapters of rank %d", l.Rank), bytes); err != nil {
+		return nil, fmt.Errorf("models: LoRA: %w", err)
+	}
+	for _, module := range modules {
 		x, err := ad.add(module, l.Rank, l.Alpha/float64(l.Rank))
 		if err != nil {
 			return nil, err
@@ -138,6 +148,14 @@ func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
 	m.freeze(ad.adapters)
 	return ad, nil
 }
+
+// hasAdapters reports whether the model has adapters, which second ones would be
+// written over.
+func (m *Transformer) hasAdapters() bool {
+	return slices.ContainsFunc(m.params.All(), func(p *graph.Param) bool { return ofAdapter(p.Name) })
+}
+
+var errAdapted = errors.New("the model has adapters already: open it once more for others")
 
 // linears lists the layers with a weight matrix: the head among them when it has
 // one of its own, routers not.

@@ -217,6 +217,19 @@ func gradients(t *testing.T, m interface {
 	return out
 }
 
+// TestAdaptersThatNoMemoryHolds are an error before any is made.
+func TestAdaptersThatNoMemoryHolds(t *testing.T) {
+	if graph.MachineMemory() == 0 {
+		t.Skip("skipped: the memory of the machine is not known")
+	}
+	wide, err := models.New(models.Config{Type: "llama", Vocab: 8, Hidden: 4096, FFN: 4096, Layers: 400, Heads: 1, KVHeads: 1, HeadDim: 2, Context: 8, NormEps: 1e-5, RopeTheta: 1e4})
+	require.NoError(t, err)
+	require.NoError(t, wide.Declare())
+	_, err = wide.Adapt(models.LoRA{Rank: 65536, Alpha: 1}, 1)
+	require.ErrorContains(t, err, "models: LoRA: adapters of rank 65536 of ")
+	require.Nil(t, wide.Params().Get("model.layers.0.self_attn.q_proj.lora_A.weight"))
+}
+
 func TestBadAdapters(t *testing.T) {
 	m, _, err := models.Load("testdata/golden/qwen3")
 	require.NoError(t, err)
@@ -265,4 +278,15 @@ func TestBadAdapters(t *testing.T) {
 	}, checkpoint.SaveOptions{}))
 	_, err = m.OpenAdapter(dir)
 	require.ErrorContains(t, err, "unexpected tensors: base_model.model.model.layers.9.mlp.up_proj.lora_A.weight")
+
+	// What was refused left nothing in its way; second adapters would be written over the first.
+	ad, err := m.OpenAdapter(peftFolder)
+	require.NoError(t, err)
+	first := adaptedLogits(t, ad, []int32{1, 2, 3})
+	const has = "the model has adapters already: open it once more for others"
+	_, err = m.OpenAdapter(peftFolder)
+	require.EqualError(t, err, "models: adapter "+peftFolder+": "+has)
+	_, err = m.Adapt(ad.LoRA, 1)
+	require.EqualError(t, err, "models: LoRA: "+has)
+	require.Equal(t, first, adaptedLogits(t, ad, []int32{1, 2, 3}))
 }

@@ -219,6 +219,12 @@ func (m *Transformer) OpenAdapter(dir string) (*Adapted, error) {
 }
 
 func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
+	if err := m.usable(); err != nil {
+		return nil, err
+	}
+	if m.hasAdapters() {
+		return nil, errAdapted
+	}
 	c, err := readPEFT(dir)
 	if err != nil {
 		return nil, err
@@ -234,6 +240,7 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 		return nil, err
 	}
 	known := map[string]bool{}
+	var loads []func() error // all are checked before the first is read
 	for _, module := range modules {
 		an, bn := adapterNames(module)
 		a, hasA := ck.Lookup(peftPrefix + an)
@@ -254,15 +261,15 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 			return nil, fmt.Errorf("%s: lora_A is %s and lora_B %s, must be [r,%d] and [%d,r] for a weight of %s",
 				module, graph.Dims(a.Shape()), graph.Dims(b.Shape()), shape[1], shape[0], graph.Dims(shape))
 		}
-		x, err := ad.add(module, rank, c.scale(rank))
-		if err != nil {
-			return nil, err
-		}
-		if err := errors.Join(a.Float32(graph.Data[float32](x.a.Tensor())), b.Float32(graph.Data[float32](x.b.Tensor()))); err != nil {
-			return nil, err
-		}
-		x.a.Touch()
-		x.b.Touch()
+		loads = append(loads, func() error {
+			x, err := ad.add(module, rank, c.scale(rank))
+			if err != nil {
+				return err
+			}
+			defer x.a.Touch()
+			defer x.b.Touch()
+			return errors.Join(a.Float32(graph.Data[float32](x.a.Tensor())), b.Float32(graph.Data[float32](x.b.Tensor())))
+		})
 	}
 	var unexpected []string
 	for _, t := range ck.Tensors() {
@@ -273,8 +280,13 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 	switch {
 	case unexpected != nil:
 		return nil, fmt.Errorf("unexpected tensors: %s", strings.Join(unexpected, ", "))
-	case len(ad.order) == 0:
+	case loads == nil:
 		return nil, errors.New("it has no tensors for a layer of the model")
+	}
+	for _, load := range loads {
+		if err := load(); err != nil {
+			return nil, err
+		}
 	}
 	ad.LoRA.Targets = slices.Clone(ad.order)
 	m.freeze(ad.adapters)

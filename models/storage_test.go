@@ -72,6 +72,8 @@ func TestStorageOptions(t *testing.T) {
 	}
 	_, err = models.Open(dir, models.Store16(dtype.Float64))
 	require.EqualError(t, err, "models: matrices are stored as float16 or bfloat16, not float64")
+	_, err = models.Open(dir, models.Store16(dtype.BFloat16), models.Widen())
+	require.EqualError(t, err, "models: Widen and Store16 must not be given together: float32 or bfloat16")
 	o, err := models.Open("testdata/golden/llama3", models.Widen())
 	require.NoError(t, err)
 	require.Equal(t, dtype.Float32, o.Params().Get("model.embed_tokens.weight").Type.DType)
