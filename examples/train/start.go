@@ -65,7 +65,7 @@ func (s settings) prepare(o *models.Opened) (*start, error) {
 	if s.LoRA.Rank > 0 {
 		ad, err := o.Adapt(models.LoRA(s.LoRA), s.Train.Seed)
 		if err != nil {
-			return nil, fmt.Errorf("-lora-targets: %w", err)
+			return nil, fmt.Errorf("-lora-rank, -lora-targets: %w", err)
 		}
 		ad.Base = s.From
 		from.trained = ad

@@ -300,6 +300,9 @@ func (t *Trainer) Evaluate(ctx context.Context) (float64, error) {
 			return 0, err
 		}
 		m, n, err := t.eval.run(ctx, 0)
+		if err != nil && ctx != nil && ctx.Err() == nil {
+			err = fmt.Errorf("train: evaluation after step %d: %w", t.state.Step, err)
+		}
 		if err != nil {
 			return 0, err
 		}

@@ -138,6 +138,19 @@ func TestAModelThatCannotResumeIsRefusedAtOnce(t *testing.T) {
 	}
 }
 
+func TestAFailedEvaluationSaysWhen(t *testing.T) {
+	d := pairRows()
+	held := make([]int32, d.context)
+	held[3] = 9
+	d.tokens, d.labels, d.held = append(d.tokens, held), append(d.labels, make([]int32, d.context)), 1
+	o := testOptions(1, d.context)
+	o.EvalEvery = 3
+	tr, err := New(newBigram(t, 2), d, o)
+	require.NoError(t, err)
+	_, err = tr.Run(context.Background())
+	require.ErrorContains(t, err, "train: evaluation after step 3: ")
+}
+
 func TestMisuseOfATrainerIsAnError(t *testing.T) {
 	var tr *run
 	var second, third error
