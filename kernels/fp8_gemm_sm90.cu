@@ -112,13 +112,16 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         barrier_wait(full + slot, parity);
         a.set(ring + slot * STAGE + wg * (X / 2)), b.set(ring + slot * STAGE + X);
       };
+      // Steps of 128 k come during the products of the 128 k in front.
+      float of_k[4] = {1.f, 1.f, 1.f, 1.f};  // two rows of x, two stretches of w
+      auto fetch_k = [&](int s) {
+        if (p.steps.xk) of_k[0] = p.steps.xk[x0 + s], of_k[1] = p.steps.xk[x1 + s];
+        if (p.steps.wk) of_k[2] = p.steps.wk[w0 + s], of_k[3] = p.steps.wk[w1 + s];
+      };
+      if (BLOCK) fetch_k(0);
       ready();
       for (int s = 0; s < steps; s++) {
-        float fx0 = 1.f, fx1 = 1.f, fw[2] = {1.f, 1.f};
-        if (BLOCK) {
-          if (p.steps.xk) fx0 = p.steps.xk[x0 + s], fx1 = p.steps.xk[x1 + s];
-          if (p.steps.wk) fw[0] = p.steps.wk[w0 + s], fw[1] = p.steps.wk[w1 + s];
-        }
+        const float fx0 = of_k[0], fx1 = of_k[1], fw[2] = {of_k[2], of_k[3]};
 #pragma unroll
         for (int h = 0; h < PARTS; h++) {
           float part[PART / 2];
@@ -127,6 +130,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, PART>::shared(part, a.at(j * 32), b.at(h * PART * BK + j * 32), j);
           wgmma_commit();
           wgmma_pin(part);
+          if (BLOCK && h == 0) fetch_k(min(s + 1, steps - 1));
           uint64_t* const done = empty + slot;
           if (h == PARTS - 1) {
             if (++slot == STAGES) slot = 0, parity ^= 1;
