@@ -143,7 +143,7 @@ template <int COLS, bool BLOCK> struct Both {
 #endif
 
 #define KERNEL(NAME, COLS, DUAL, FORM, ...)                                                                     \
-  extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x, \
+  extern "C" __global__ void __launch_bounds__(320, 1) fp8_stream_##NAME(const __grid_constant__ CUtensorMap x, \
                                                                          const __grid_constant__ CUtensorMap w, \
                                                                          const __grid_constant__ Params p) {    \
     BODY(COLS, DUAL, FORM, __VA_ARGS__);                                                                        \
@@ -164,7 +164,7 @@ template <int COLS, bool BLOCK> struct Both {
   KERNEL(e4m3_##COLS##_block, COLS, false, Turns, Both<COLS, true>)        \
   KERNEL(e4m3_##COLS##_block_swiglu, COLS, true, Turns, Both<COLS, true>)
 #define CODING(T, NAME, DUAL, FORM)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(288, 1) fp8_stream_coding_##NAME(const __grid_constant__ CUtensorMap w, \
+  extern "C" __global__ void __launch_bounds__(320, 1) fp8_stream_coding_##NAME(const __grid_constant__ CUtensorMap w, \
                                                                                 const __grid_constant__ Rows<T> x,     \
                                                                                 const __grid_constant__ Params p) {    \
     BODY(16, DUAL, FORM, Both<16, false>);                                                                             \

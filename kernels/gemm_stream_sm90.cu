@@ -38,7 +38,7 @@ template <class T, int COLS> struct Plain {
 #endif
 
 #define KERNEL(T, COLS, DUAL, FORM, NAME)                                                                               \
-  extern "C" __global__ void __launch_bounds__(288, 1) gemm_stream_sm90_##T##_##COLS##NAME(                             \
+  extern "C" __global__ void __launch_bounds__(320, 1) gemm_stream_sm90_##T##_##COLS##NAME(                             \
       const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ Params p) { \
     BODY(T, COLS, DUAL, FORM);                                                                                          \
   }

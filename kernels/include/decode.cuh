@@ -24,6 +24,7 @@ struct Params {
   const void* new_k;         // paged: [B,Hk,d] or null
   const void* new_v;
   const float* sinks;        // [Hq], logits that join the denominator, or null
+  const int* written;        // paged: [writes], slots of the pools that launches in front may write, or null: any; negative: none
   const float* k_steps;      // [Hk], of E4M3
   const float* v_steps;
   float* scratch;            // [B][max_splits][Hk][tiles] of sums [rows][D], then of maximum and denominator [rows up to 4][2]
@@ -31,7 +32,7 @@ struct Params {
   long request_stride, token_stride, head_stride;  // elements
   long mask_stride;
   int batch, hq, hk, d, page_log2, window;  // d <= D: the kernel's missing elements are zeros; window: tokens seen besides the own one, or -1
-  int max_splits, early;                 // early: no launch in front writes lengths or the page table
+  int max_splits, early, writes, ahead;  // early: no launch in front writes lengths or the page table; writes: up to 32; ahead: no decode is behind
   float scale, softcap;
 };
 
@@ -209,6 +210,9 @@ template <class KV, int D, Layout LAYOUT> struct Decode {
     c.page = p.page_indices[p.page_indptr[c.w.request] + (row >> p.page_log2)];
   }
 
+  // The slot in the pools of a tile's first token.
+  __device__ int place_of(const Cursor& c) const { return (c.page << p.page_log2) + (c.token & ((1 << p.page_log2) - 1)); }
+
   __device__ void issue(const Cursor& c, uint32_t stage) const {
     constexpr int PARTS = TILE * CHUNKS / 32;
     const int lane = threadIdx.x % 32, in_page = (1 << p.page_log2) - 1;
@@ -381,14 +385,17 @@ __device__ __forceinline__ void decode(const Params& p) {
   if (!p.early) grid_block();
   W work(p, table);
   work.prefix();
-  grid_block();
+  // Of the first item the tiles before one that launches in front write are on their way before these have ended.
+  const bool settled = LAYOUT == PAGED && p.early && p.written;
+  const int slot = settled && lane < p.writes ? p.written[lane] : -1;
+  if (!settled) grid_block();
   const bool draws = work.items > (int)gridDim.x;
   // The item of a ticket; -1 draws none.
   auto item_of = [&](int drawn) {
     if (drawn == work.items - 1) *p.ticket = 0;  // every block has drawn one that no item is left for
     return drawn < 0 ? work.items : drawn + (int)gridDim.x;
   };
-  int drawn = threadIdx.x == 0 && draws ? atomicAdd(p.ticket, 1) : -1;
+  int drawn = -1;
 
   const uint32_t ring = shared_address(shared) + warp * STAGES * W::STAGE;
   typename W::Cursor load;
@@ -399,11 +406,12 @@ __device__ __forceinline__ void decode(const Params& p) {
     work.settle(load, warp, tickets, 0);
   }
   int filled = 0, used = 0, ahead = 0;  // stages, modulo STAGES; tiles asked for and not yet used
-  auto advance = [&](int known) {
+  auto advance = [&](int known, bool waited) {
 #pragma unroll 1
     while (ahead < STAGES && load.index < work.items) {
       if (load.waits) work.settle(load, warp, tickets, known);
       if (load.waits || load.index >= work.items) break;
+      if (!waited && __any_sync(~0u, (unsigned)(slot - work.place_of(load)) < TILE)) break;
       work.issue(load, ring + filled * W::STAGE);
       copy_commit();
       filled = filled + 1 == STAGES ? 0 : filled + 1;
@@ -421,7 +429,12 @@ __device__ __forceinline__ void decode(const Params& p) {
     ahead--;
     __syncwarp();
   };
-  advance(0);
+#pragma unroll 1
+  for (int waited = !settled; waited < 2; waited++) {
+    if (waited && threadIdx.x == 0 && draws) drawn = atomicAdd(p.ticket, 1);
+    advance(0, waited);
+    if (!waited) grid_block();
+  }
   if (threadIdx.x == 0) tickets[0] = blockIdx.x, tickets[1] = item_of(drawn);
   __syncthreads();
 
@@ -440,7 +453,7 @@ __device__ __forceinline__ void decode(const Params& p) {
 
 #pragma unroll 1
     for (int token = w.first + warp * TILE; token < w.end; token += WARPS * TILE) {
-      advance(nth + 1);
+      advance(nth + 1, true);
       arrive();
       const uint32_t stage = ring + used * W::STAGE;
       used = used + 1 == STAGES ? 0 : used + 1;
@@ -544,10 +557,11 @@ template <class T, int D, Layout LAYOUT> __device__ __forceinline__ void merge(c
   constexpr int HELD = 16;  // splits that a thread asks for at once
   const int b = blockIdx.y, h = blockIdx.x, d = threadIdx.x, lane = threadIdx.x % 32;
   const int group = p.hq / p.hk, rows = min(group, HEADS), tiles = (group + HEADS - 1) / HEADS;
+  if (p.ahead) grid_launch();
   if (!p.early) grid_block();
   const int splits = span_of<LAYOUT>(p, b).splits;
   grid_block();
-  grid_launch();  // not before: blocks of a decode behind this merge would take places beside those in front of it
+  if (!p.ahead) grid_launch();  // not before: blocks of a decode behind this merge would take places beside those in front of it
   if (splits == 1) return;
   const int head = h / group, in_group = h % group;
   const int step = p.hk * tiles;  // items

@@ -1,8 +1,8 @@
 // The loop of products of few rows on Hopper, whose time is that of reading w once. Kernels differ in what multiplies a stage.
 //
-// The roles are swapped: rows of w are the rows of the wgmma tile and the COLS tokens its columns. One warp of a block keeps a ring
-// of stages filled (128 bytes of k of a tile's rows, and of x), from which two warpgroups multiply. A tile is `pair` wgmma tiles of
-// up to 64 rows of w each, of which the first `rows` count.
+// The roles are swapped: rows of w are the rows of the wgmma tile and the COLS tokens its columns. Two warps of a block keep a ring
+// of stages filled, one with 128 bytes of k of a tile's rows and one with those of x, from which two warpgroups multiply. A tile is
+// `pair` wgmma tiles of up to 64 rows of w each, of which the first `rows` count.
 // Alone, for many rows, a block owns `tiles` tiles and all of their k, and a warpgroup half of a tile's wgmma tiles.
 // Otherwise a cluster of two blocks owns them, and each block takes half of k. With Turns the warpgroups of a block take turns of
 // its stages, and at the end of a tile each of the four warpgroups of the cluster gets a quarter of the sums from the other three
@@ -130,7 +130,8 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   __syncwarp();
   __syncthreads();
   grid_launch();
-  const bool loader = threadIdx.x >= 256, loads = CODING ? loader : threadIdx.x == 256;
+  // What waits for the launch in front must not queue behind a ring full of weights: x has a warp of its own, unless it is coded.
+  const bool loader = threadIdx.x >= 256, loads_w = CODING ? threadIdx.x / 32 == 8 : threadIdx.x == 256, loads_x = CODING ? loads_w : threadIdx.x == 288;
   auto load_x = [&](int s, int slot) {
     unsigned char* x = ring + slot * STAGE + W;
     if constexpr (CODING) {
@@ -145,16 +146,15 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     }
   };
   if (!ALONE) cluster_arrive();
-  if (loads) {
+  if (loads_w) {
     if (!OWN) prime();
-    if constexpr (!CODING) {
-      grid_block();
-      for (int slot = 0, s = 0; slot < primed; slot++) {
-        load_x(s, slot);
-        if (++s == count) s = 0;
-      }
-    } else {
+    if (CODING)
       for (int slot = threadIdx.x % 32; slot < primed; slot += 32) barrier_arrive(full + slot);  // in place of x, for which all wait below
+  } else if (loads_x) {
+    grid_block();
+    for (int slot = 0, s = 0; slot < primed; slot++) {
+      load_x(s, slot);
+      if (++s == count) s = 0;
     }
   } else if (!loader) {
     if constexpr (CODING) {
@@ -170,12 +170,12 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   __syncwarp();
   if (loader) {
     if (!ALONE) cluster_wait();  // racecheck takes an arrival for one when the thread waits or ends
-    if (loads) {
+    if (loads_w || loads_x) {
       int tile = count ? primed / count : 0, s = count ? primed % count : 0, slot = primed == p.stages ? 0 : primed, parity = 0;
       for (int unit = primed; unit < total; unit++) {
         barrier_wait(empty + slot, parity);
-        load_w(tile, s, slot);
-        load_x(s, slot);
+        if (loads_w) load_w(tile, s, slot);
+        if (loads_x) load_x(s, slot);
         if (++slot == p.stages) slot = 0, parity ^= 1;
         if (++s == count) s = 0, tile++;
       }

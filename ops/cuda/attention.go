@@ -17,7 +17,7 @@ type Pages struct {
 // and the merge included. The cache is dense (K, V [B,L,Hk,D] by strides, Lengths) or paged (K, V are pools, Pages).
 // With NewK and NewV [B,Hk,D] the last token of each paged request comes from there and is written to its page. With KSteps
 // and VSteps the pools hold E4M3 codes. Lengths and the page table are read before the launches in front have ended, unless
-// they are Computed.
+// they are Computed; then too, with Written, what the pools hold elsewhere than in the slots that these launches write.
 type AttentionDecode struct {
 	Type                       DType
 	B, Hq, Hk, D               int
@@ -37,8 +37,14 @@ type AttentionDecode struct {
 	Scale                      float32 // 0: 1/sqrt(D)
 	Scratch                    Pointer // ScratchBytes
 	Ticket                     Pointer // int32, 0 before and after
+	Written                    Pointer // optional, with pages, no Mask, no NewK: int32 [Writes], negative for none; a launch in front must not write it
+	Writes                     int     // up to MostWrites
 	Computed                   bool    // a launch in front may write lengths or the page table
+	Ahead                      bool    // the launch behind, which is no decode, may take the places that this one leaves
 }
+
+// MostWrites is the most slots that AttentionDecode looks at before the launches in front have ended.
+const MostWrites = 32
 
 // kernelDim is the head dim of the kernel for heads of d elements: the next that one exists for.
 func kernelDim(d int) int {
@@ -107,6 +113,9 @@ func (a AttentionDecode) Launch(q Queue) error {
 	if err := aligned16(op, Arg{"q", a.Q}, Arg{"k", a.K}, Arg{"v", a.V}, Arg{"new k", a.NewK}, Arg{"new v", a.NewV}); err != nil {
 		return err
 	}
+	if !a.Written.IsNil() && (a.Pages == nil || !a.NewK.IsNil() || !a.Mask.IsNil() || a.Writes < 1 || a.Writes > MostWrites) {
+		return fmt.Errorf("%s: written slots go with pages, without a mask and new k, and number 1 to %d; got pages %v, mask %v, new k %v, %d slots", op, MostWrites, a.Pages != nil, a.Mask, a.NewK, a.Writes)
+	}
 	if a.B == 0 {
 		return nil
 	}
@@ -153,9 +162,9 @@ func (a AttentionDecode) Launch(q Queue) error {
 	}
 	args := []Arg{
 		{"out", a.Out}, {"lse", a.LSE}, {"q", a.Q}, {"k", a.K}, {"v", a.V}, {"lengths", a.Lengths}, {"page_indptr", pages.Indptr}, {"page_indices", pages.Indices},
-		{"last_page_len", pages.LastPageLen}, {"mask", a.Mask}, {"new_k", a.NewK}, {"new_v", a.NewV}, {"sinks", a.Sinks}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"scratch", a.Scratch}, {"ticket", a.Ticket},
+		{"last_page_len", pages.LastPageLen}, {"mask", a.Mask}, {"new_k", a.NewK}, {"new_v", a.NewV}, {"sinks", a.Sinks}, {"written", a.Written}, {"k_steps", a.KSteps}, {"v_steps", a.VSteps}, {"scratch", a.Scratch}, {"ticket", a.Ticket},
 		{"request_stride", a.RequestStride}, {"token_stride", a.TokenStride}, {"head_stride", int64(a.D)}, {"mask_stride", a.MaskStride},
-		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"d", int32(a.D)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)}, {"early", early},
+		{"batch", int32(a.B)}, {"hq", int32(a.Hq)}, {"hk", int32(a.Hk)}, {"d", int32(a.D)}, {"page_log2", int32(log2)}, {"window", int32(a.Window)}, {"max_splits", int32(splits)}, {"early", early}, {"writes", int32(a.Writes)}, {"ahead", bit(a.Ahead)},
 		{"scale", a.Scale}, {"softcap", a.Softcap}}
 	if err := q.Launch(Launch{Kernel: fmt.Sprintf("attention_decode_%s_%v_%d", kind, a.Type, d), Grid: [3]int{grid, 1, 1}, Block: 128, Shared: shared, Overlap: overlap, Args: args}); err != nil {
 		return err

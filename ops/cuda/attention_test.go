@@ -246,6 +246,9 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 			require.Equal(t, vs[(i*longest+n-1)*width:][:width], gotV[s:s+width])
 		}
 	}
+	if c.page > 0 && !c.append {
+		require.Equal(t, got, b.behindWrites(a, c, pages, ks, vs, longest), "behind launches that write to the pools it has other bits")
+	}
 	if c.page > 0 && !c.append && B > 1 { // alone, with its part of the page table
 		one := a
 		one.B, one.Out, one.LSE = 1, b.out(dt, c.hq*c.d), Pointer{}
@@ -264,6 +267,53 @@ func testDecode(t *testing.T, dt DType, c decodeCase) {
 		b.run(one)
 		require.Equal(t, got[(B-1)*c.hq*c.d:], b.get(dt, one.Out, c.hq*c.d), "alone it has other bits than in the batch")
 	}
+}
+
+// behindWrites gives the result of a behind launches, held up by a long one, that write each request's last token and the first token of one.
+func (b *bench) behindWrites(a AttentionDecode, c decodeCase, pages paged, ks, vs []float64, longest int) []float64 {
+	width, pool := c.hk*c.d, a.Type
+	if c.codes {
+		pool = E4M3
+	}
+	var slots []int
+	var k, v []float64
+	write := func(i, j, slot int) {
+		slots = append(slots, slot)
+		k, v = append(k, ks[(i*longest+j)*width:][:width]...), append(v, vs[(i*longest+j)*width:][:width]...)
+	}
+	for i, n := range c.lengths {
+		if n == 0 {
+			write(i, 0, -1)
+			continue
+		}
+		write(i, n-1, pages.slot(i, n-1, c.page))
+	}
+	if n := c.lengths[0]; n > 1 {
+		write(0, 0, pages.slot(0, 0, c.page))
+	}
+	main, row := b.d.Main(), int64(width*pool.Size())
+	for _, s := range slots {
+		if s >= 0 {
+			require.NoError(b.t, main.Fill(a.K.At(int64(s)*row), 0xff, row)) // NaN
+			require.NoError(b.t, main.Fill(a.V.At(int64(s)*row), 0xff, row))
+		}
+	}
+	const long = 1 << 17 // elements of one row
+	x := b.random(a.Type, long, 1)
+	a.Written, a.Writes, a.Ahead = b.ints(slots...), len(slots), true
+	n := a.B * a.Hq * a.D
+	a.Out = b.out(a.Type, n)
+	launches := []interface{ Launch(Queue) error }{
+		RMSNorm{Type: a.Type, Rows: 1, D: long, Eps: 1e-5, Y: b.out(a.Type, long), X: x, W: x},
+		Append{Type: a.Type, PoolType: pool, T: len(slots), Columns: width, Pool: a.K, X: b.put(a.Type, k), Slots: a.Written, Steps: a.KSteps, Heads: c.hk},
+		Append{Type: a.Type, PoolType: pool, T: len(slots), Columns: width, Pool: a.V, X: b.put(a.Type, v), Slots: a.Written, Steps: a.VSteps, Heads: c.hk},
+		a,
+	}
+	for _, l := range launches {
+		require.NoError(b.t, l.Launch(main))
+	}
+	require.NoError(b.t, main.Wait())
+	return b.get(a.Type, a.Out, n)
 }
 
 // putCodes puts the codes of x [tokens,Hk,d] and leaves in x the values that they stand for.

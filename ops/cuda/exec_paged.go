@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/ops"
@@ -311,6 +312,15 @@ func pagedBody(c *Call) error {
 		rowIndptr, rowIndices, rowLast := c.decodeTable(r, tokens)
 		one.Pages, one.MaxLength = &Pages{PageSize: size, Indptr: rowIndptr, Indices: rowIndices, LastPageLen: rowLast}, c.longest(r, c.In[0], size, pages)
 		one.Scratch, one.Ticket = c.Scratch(one.ScratchBytes()), c.Flags(4)
+		// A product of 8-bit weights gains less by an early start than its loads hold up the merge.
+		one.Ahead = !slices.ContainsFunc(c.p.consumers[c.Node], func(n *graph.Node) bool {
+			_, narrow := opOf[ops.FP8WeightLinearOp](n)
+			return narrow
+		})
+		var err error
+		if one.Written, one.Writes, err = c.written(); err != nil {
+			return err
+		}
 		if err := one.Launch(c); err != nil {
 			return err
 		}
@@ -338,6 +348,30 @@ func pagedBody(c *Call) error {
 	ragged.Tiles = tokens/rows + min(r.qo.Dim(0)-1, tokens)
 	ragged.TileBatch, ragged.TileIndex = c.tiles(r, tiling{rows: rows, group: 1, n: ragged.Tiles, several: decode})
 	return a.Launch(c)
+}
+
+// written is where a step writes to the pools of inputs 1 and 2: the fed slots of one write to each, and no other write in the plan.
+// There is none where that is not known, or where there are more slots than decode looks at.
+func (c *Call) written() (slots Pointer, n int, err error) {
+	var at [2]*graph.Node
+	for i := range at {
+		pool := c.In[1+i]
+		if _, ok := opOf[ops.AppendPagesOp](pool); !ok || pool.In()[0].Op() != nil {
+			return Pointer{}, 0, nil
+		}
+		for _, m := range c.p.consumers[pool.In()[0]] {
+			if _, reads := opOf[ops.PagedAttentionOp](m); m != pool && !reads {
+				return Pointer{}, 0, nil
+			}
+		}
+		at[i] = pool.In()[2]
+	}
+	w := &Call{Node: c.Node, In: at[:1], p: c.p}
+	if n = at[0].Dim(0); at[0] != at[1] || !w.fed(0) || n > MostWrites {
+		return Pointer{}, 0, nil
+	}
+	slots, err = w.Input(0)
+	return slots, n, err
 }
 
 // longest bounds the length of a request that brings one token: the pages that there are, or the positions that q was turned

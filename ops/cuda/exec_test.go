@@ -219,6 +219,50 @@ func TestExecutorStatesHaveOneHome(t *testing.T) {
 	require.Contains(t, later.String(), "is kept on the host")
 }
 
+// Decode is told what a step writes where one fed write to each pool is all that the plan writes there.
+func TestExecutorTellsDecodeWhatIsWritten(t *testing.T) {
+	for name, c := range map[string]struct {
+		tokens int
+		change func(b *graph.Builder, k, v, x, slots *graph.Node) (*graph.Node, *graph.Node)
+		told   bool
+	}{
+		"one write": {3, nil, true},
+		"many":      {MostWrites + 1, nil, false},
+		"other slots": {3, func(b *graph.Builder, k, v, x, slots *graph.Node) (*graph.Node, *graph.Node) {
+			return ops.AppendPages(k, x, slots), ops.AppendPages(v, x, b.Input("others", dtype.Int32, 3))
+		}, false},
+		"two writes": {3, func(_ *graph.Builder, k, v, x, slots *graph.Node) (*graph.Node, *graph.Node) {
+			return ops.AppendPages(ops.AppendPages(k, x, slots), x, slots), ops.AppendPages(v, x, slots)
+		}, false},
+		"no write": {3, func(_ *graph.Builder, k, v, _, _ *graph.Node) (*graph.Node, *graph.Node) { return k, v }, false},
+		"computed": {3, func(b *graph.Builder, k, v, x, _ *graph.Node) (*graph.Node, *graph.Node) {
+			slots := ops.Sampling(b.Input("logits", dtype.Float32, 3, 32), b.Input("draws", dtype.Int32, 3, 8))
+			return ops.AppendPages(k, x, slots), ops.AppendPages(v, x, slots)
+		}, false},
+	} {
+		b := graph.New()
+		k, v := b.State("k", dtype.Float32, 4, 16, 2, 64), b.State("v", dtype.Float32, 4, 16, 2, 64)
+		x, slots := b.Input("x", dtype.Float32, c.tokens, 2, 64), b.Input("slots", dtype.Int32, c.tokens)
+		k, v = func() (*graph.Node, *graph.Node) {
+			if c.change == nil {
+				return ops.AppendPages(k, x, slots), ops.AppendPages(v, x, slots)
+			}
+			return c.change(b, k, v, x, slots)
+		}()
+		out := ops.PagedAttention(b.Input("q", dtype.Float32, c.tokens, 4, 64), k, v, ops.Pages{QOIndptr: b.Input("qo", dtype.Int32, 3), Indptr: b.Input("indptr", dtype.Int32, 3),
+			Indices: b.Input("indices", dtype.Int32, 4), LastPageLen: b.Input("last", dtype.Int32, 2)}, ops.PagedAttentionOp{Causal: true})
+		plan, err := b.Plan(out)
+		require.NoError(t, err, name)
+		p, err := lower(plan, targets["sm_90"], BF16, true, nil)
+		require.NoError(t, err, name)
+		at, n := "nil", 0
+		if c.told {
+			at, n = "slots", c.tokens
+		}
+		require.Regexp(t, fmt.Sprintf(`attention_decode_paged_bf16_64 .* written=%s .* writes=%d `, at, n), p.launchText(), name)
+	}
+}
+
 // The draw runs behind the logits, which stay in f32 on the device: tokens alone come back. Draws out of range are refused.
 func TestExecutorDrawsOnTheDevice(t *testing.T) {
 	b := graph.New(graph.Share(tiny(t, nil).Params()), graph.States(graph.NewParams()))

@@ -215,7 +215,7 @@ func (c streamCut) launch(gpu Target, kernel string, columns, x, steps, more int
 	// Even where the ring is used again by turns: a slot is always the same warpgroup's.
 	stages := min(most, (gpu.MaxShared-aside-sums-over)/(w+x)) / turns * turns
 	stages = min(stages, c.tiles*ceilDiv(steps, c.blocks))
-	return Launch{Kernel: kernel, Grid: [3]int{c.owners * c.blocks, 1, 1}, Block: 288, Shared: stages*(w+x) + sums + over + 1024, Cluster: c.blocks, Overlap: true,
+	return Launch{Kernel: kernel, Grid: [3]int{c.owners * c.blocks, 1, 1}, Block: 320, Shared: stages*(w+x) + sums + over + 1024, Cluster: c.blocks, Overlap: true,
 		Args: append(args, Arg{"early", bit(!computed)}, Arg{"rows", int32(c.rows)}, Arg{"pair", int32(c.pair)}, Arg{"tiles", int32(c.tiles)}, Arg{"stages", int32(stages)})}
 }
 

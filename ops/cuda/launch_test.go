@@ -108,6 +108,7 @@ func TestErrorsBeforeLaunch(t *testing.T) {
 			d.Pages = &Pages{PageSize: 24}
 			return d
 		}, "attention decode: page size 24: a power of two from 1 to 256 is required"},
+		{func() interface{ Launch(Queue) error } { d := decode; d.Written, d.Writes = p, 33; return d }, "attention decode: written slots go with pages, without a mask and new k, and number 1 to 32; got pages true, mask nil, new k nil, 33 slots"},
 		{func() interface{ Launch(Queue) error } { d := decode; d.Scratch = Pointer{}; return d }, "attention decode: 66560 bytes of scratch and a ticket are required, got scratch nil and ticket p"},
 		{func() interface{ Launch(Queue) error } { d := decode; d.D, d.KSteps, d.VSteps = 40, p, p; return d }, "attention decode: no CUDA kernel: head dim 40: kernels exist for multiples of 16 up to 256"},
 		{func() interface{ Launch(Queue) error } {
