@@ -42,8 +42,9 @@ func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 // products the tiles of AMX add. Where the CPU has AMX that is about one and a half
 // times as fast as float32, with no more error; elsewhere it is float32. By default
 // every linear takes part. Linears of other passes, and weights that are stored in
-// less than the float type of the graph, stay. train.New does it by itself; see
-// train.Options.Compute.
+// less than the float type of the graph, stay. Attention multiplies so too (see
+// ops.AttentionOp), unless Include says what alone does. train.New does it by itself;
+// see train.Options.Compute.
 func BF16x6(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 	p := pass{
 		name: "bf16x6", mode: "float32 products by six of bf16", done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"}, minSize: 1,
@@ -51,6 +52,13 @@ func BF16x6(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 			o := n.Op().(ops.LinearOp)
 			o.BF16x6 = true
 			return graph.ApplyAs(n.Label(), o, in...)
+		},
+		others: func(n *graph.Node, in []*graph.Node) []*graph.Node {
+			if o, ok := n.Op().(ops.AttentionOp); ok && !o.BF16 && !o.BF16x6 {
+				o.BF16x6 = true
+				return graph.ApplyAll(n.Label(), o, in...)
+			}
+			return nil
 		},
 	}
 	nb, report, err := p.run(b, f, nil)

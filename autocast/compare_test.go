@@ -90,14 +90,18 @@ func TestBF16x6KeepsTheGraph(t *testing.T) {
 	require.NoError(t, err)
 	for _, b := range []*graph.Builder{nb, twice} {
 		require.NoError(t, graph.Verify(b))
-		count := 0
+		linears, attentions := 0, 0
 		for _, n := range b.Nodes() {
-			if o, ok := n.Op().(ops.LinearOp); ok {
+			switch o := n.Op().(type) {
+			case ops.LinearOp:
 				require.True(t, o.BF16x6, n.Name())
-				count++
+				linears++
+			case ops.AttentionOp:
+				require.True(t, o.BF16x6, n.Name())
+				attentions++
 			}
 		}
-		require.Equal(t, 9, count)
+		require.Equal(t, []int{9, 2}, []int{linears, attentions})
 	}
 	whole, _, err := autocast.BF16x6(lossGraph(t, newModel(t, tiny)), autocast.Filter{})
 	require.NoError(t, err)

@@ -68,6 +68,7 @@ type AttentionOp struct {
 	Window  int     // keep the last Window keys up to the diagonal; 0: all
 	Softcap float64 // c > 0: cap(s) = c tanh(s/c)
 	BF16    bool    // natively, products of operands rounded to bf16 (see native.AttentionArgs); a device has the type of its plan
+	BF16x6  bool    // natively, float32 products through AMX where it is (see native.AttentionArgs)
 
 	Mask, KVLen, Sinks, Ragged bool // which of the further inputs there are
 }
@@ -245,7 +246,7 @@ func attentionArgs[T native.Float](o AttentionOp, in []graph.Tensor) (native.Att
 	a := native.AttentionArgs[T]{
 		Q: graph.Data[T](q), K: graph.Data[T](k), V: graph.Data[T](v),
 		B: q.Shape[0], Lq: q.Shape[r-3], Lk: k.Shape[r-3], Hq: q.Shape[r-2], Hkv: k.Shape[r-2], D: q.Shape[r-1], Dv: v.Shape[r-1],
-		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window, BF16: o.BF16,
+		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window, BF16: o.BF16, BF16x6: o.BF16x6,
 	}
 	rest := in[3:]
 	if o.Mask {

@@ -172,6 +172,8 @@ var works = []struct {
 	{"bf16 gemm 1024^3, both stored", "mm of bf16", 2 << 30},
 	{"attention forward", "SDPA", 0},
 	{"attention forward and backward", "SDPA", 0},
+	{"attention forward by bf16x6", "SDPA", 0},
+	{"attention forward and backward by bf16x6", "SDPA", 0},
 	{"prefill 512 f32", "transformers", 0},
 	{"prefill 512 bf16", "transformers", 0},
 	{"decode", "transformers, bf16", 0},

@@ -64,11 +64,17 @@ func attention(t times) {
 		},
 		DQ: buffer(), DK: buffer(), DV: buffer(), DOut: normals(n),
 	}
-	t.add("attention forward", fastest(10, func() { native.Attention(a.AttentionArgs) }))
-	t.add("attention forward and backward", fastest(10, func() {
-		native.Attention(a.AttentionArgs)
-		native.AttentionGrad(a)
-	}))
+	for _, kind := range []string{"", " by bf16x6"} {
+		a.BF16x6 = kind != ""
+		if a.BF16x6 && native.GemmKernel() != "amx" {
+			break
+		}
+		t.add("attention forward"+kind, fastest(10, func() { native.Attention(a.AttentionArgs) }))
+		t.add("attention forward and backward"+kind, fastest(10, func() {
+			native.Attention(a.AttentionArgs)
+			native.AttentionGrad(a)
+		}))
+	}
 }
 
 func normals(n int) []float32 {

@@ -20,9 +20,9 @@ type Options struct {
 	Accumulate int    `json:"accumulate"` // micro-batches of a step
 	Seed       uint64 `json:"seed"`
 
-	// Compute is how linears multiply. Empty leaves it to the trainer: BF16x6 where
-	// the CPU has AMX, else F32, and a run that is resumed goes on as it began.
-	// Trainer.Compute says which it is.
+	// Compute is how linears and attention multiply. Empty leaves it to the trainer:
+	// BF16x6 where the CPU has AMX, else F32, and a run that is resumed goes on as it
+	// began. Trainer.Compute says which it is.
 	Compute Compute `json:"compute"`
 
 	Dropout  float64  `json:"dropout"`   // probability of dropping an activation

@@ -36,6 +36,11 @@ type AttentionArgs[T Float] struct {
 	// Sums, the softmax, lse and the results stay T.
 	BF16 bool
 
+	// BF16x6 lets the products of float32 go through AMX where it is, as
+	// BF16x6Linear does: with their error or less. With BF16, a mask, a soft cap or a
+	// negative Scale it changes nothing.
+	BF16x6 bool
+
 	KVLen             []int32 // [B], dense only; nil means Lk everywhere
 	QIndptr, KVIndptr []int32 // [B+1], both or neither
 }
@@ -71,7 +76,7 @@ func forwardOf[T Float](a *AttentionArgs[T]) attnForward[T] {
 type attnHeads[T Float] struct {
 	b, lq, lk, hq, hkv, g, d, dv int
 	scale, softcap               T
-	causal, bf16                 bool
+	causal, bf16, bf16x6         bool
 	window                       int
 	mask                         AttentionMask
 	kvLen, qIndptr, kvIndptr     []int32
@@ -82,7 +87,7 @@ func headsOf[T Float](a *AttentionArgs[T]) attnHeads[T] {
 	return attnHeads[T]{
 		b: a.B, lq: a.Lq, lk: a.Lk, hq: a.Hq, hkv: a.Hkv, g: a.Hq / max(a.Hkv, 1), d: a.D, dv: a.Dv,
 		scale: scoreScale[T](a.Scale, a.D), softcap: T(a.Softcap),
-		causal: a.Causal, bf16: a.BF16, window: a.Window, mask: a.Mask,
+		causal: a.Causal, bf16: a.BF16, bf16x6: a.BF16x6 && gemmKernel == amxKernel, window: a.Window, mask: a.Mask,
 		kvLen: a.KVLen, qIndptr: a.QIndptr, kvIndptr: a.KVIndptr,
 	}
 }
@@ -183,6 +188,7 @@ type attnForward[T Float] struct {
 	q, out, lse, sinks []T
 	kv                 kvSource[T]
 	tiles              int     // of the longest sequence
+	rows               int     // of a tile
 	splits             int     // of the sequence cut into most, 0 where none is cut
 	splitRows          int     // largest number of rows of a key head of a cut sequence
 	parts              []T     // [B,splits] states of cut sequences
@@ -203,6 +209,7 @@ func (f *attnForward[T]) run() {
 		return
 	}
 	f.clearRest()
+	f.rows = f.tileRows()
 	heads, decoding, joins := f.b*f.hkv, 0, false
 	f.left = scratchCounts.take(f.b)
 	for b := range f.b {
@@ -217,7 +224,7 @@ func (f *attnForward[T]) run() {
 			decoding++
 			continue
 		}
-		f.tiles = max(f.tiles, ceilDiv(rows, attnRows))
+		f.tiles = max(f.tiles, ceilDiv(rows, f.rows))
 		joins = joins || n > 1
 	}
 	f.parts = takeScratch[T](f.b * f.splits * f.partSize())
@@ -278,9 +285,9 @@ func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 	case tile < 0:
 		from, to = split*attnSplitKeys, min((split+1)*attnSplitKeys, s.lk)
 	default:
-		w.r0 = tile * attnRows
+		w.r0 = tile * f.rows
 	}
-	w.rows = min(attnRows, s.lq*f.g-w.r0)
+	w.rows = min(f.rows, s.lq*f.g-w.r0)
 	if w.rows <= 0 {
 		return
 	}
@@ -298,6 +305,9 @@ func attnForwardUnit[T Float](f *attnForward[T], unit int) {
 	}
 	if w.inPairs {
 		giveScratch(w.pairs.buf)
+	}
+	if w.inSplit {
+		giveScratch(w.split.buf)
 	}
 	giveScratch(w.buf)
 }

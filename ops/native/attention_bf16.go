@@ -26,9 +26,6 @@ type attnPairs struct {
 	line []float32 // [attnKeys,wd] keys, pairs along D
 	wd   int
 	ldv  int
-
-	base [attnStep]float32 // of the rows of a step: what their exponentials are above
-	sum  [attnStep]float64 // and their sums
 }
 
 // wholeCols is n columns in whole pieces of pairCols.
@@ -85,12 +82,25 @@ func (w *attnState[T]) attendPairs(j0, n int, view attnView) {
 }
 
 // softmaxPairs is softmaxRow for rows r..end, a step: the scores of keys lo..hi
-// become words, 0 for keys that a row does not see. All largest ones come before
-// all exponentials, so that no row waits for the chain of another.
+// become words, 0 for keys that a row does not see.
 func (w *attnState[T]) softmaxPairs(r, end, j0, n, lo, hi int, view attnView) {
-	f, x := w.f, &w.pairs
-	const stride = attnKeys * 4
-	rows, blocks := end-r, (hi-lo)/pairCols
+	x := &w.pairs
+	w.bases(x.s, r, end, j0, n, lo, hi, view, 1)
+	expPairsBF16(&x.p[lo/2], &x.s[lo], end-r, attnKeys*4, (hi-lo)/pairCols, &w.step.base[0], &w.step.sum[0])
+	w.addSums(r, end)
+}
+
+// attnWordStep is of the rows of a step, where products go through words.
+type attnWordStep struct {
+	base [attnSplitStep]float32 // what their exponentials are above
+	sum  [attnSplitStep]float64 // and their sums
+}
+
+// bases moves m, l and o of rows r..end, a step, to the largest of factor times
+// their scores s of keys lo..hi; keys that a row does not see get -Inf. All largest
+// ones come before all exponentials, so that no row waits for the chain of another.
+func (w *attnState[T]) bases(s []float32, r, end, j0, n, lo, hi int, view attnView, factor T) {
+	f, x := w.f, &w.step
 	for i := r; i < end; i++ {
 		from, to := lo, n
 		if view == attnPart {
@@ -100,13 +110,13 @@ func (w *attnState[T]) softmaxPairs(r, end, j0, n, lo, hi int, view attnView) {
 			}
 		}
 		w.seen[i] = w.seen[i] || from < to
-		s := x.s[(i-r)*attnKeys:]
-		fill(s[lo:from], float32(math.Inf(-1)))
-		fill(s[to:hi], float32(math.Inf(-1)))
+		row := s[(i-r)*attnKeys:]
+		fill(row[lo:from], float32(math.Inf(-1)))
+		fill(row[to:hi], float32(math.Inf(-1)))
 	}
-	largestBF16(&x.base[0], &x.s[lo], rows, stride, blocks)
+	largestScores(&x.base[0], &s[lo], end-r, attnKeys*4, (hi-lo)/pairCols)
 	for i := r; i < end; i++ {
-		base := T(x.base[i-r])
+		base := factor * T(x.base[i-r])
 		switch {
 		case base <= w.m[i]+softmaxSlack:
 			base = w.m[i]
@@ -121,9 +131,12 @@ func (w *attnState[T]) softmaxPairs(r, end, j0, n, lo, hi int, view attnView) {
 		}
 		x.base[i-r] = float32(base)
 	}
-	expPairsBF16(&x.p[lo/2], &x.s[lo], rows, stride, blocks, &x.base[0], &x.sum[0])
+}
+
+// addSums adds the sums of a step to l.
+func (w *attnState[T]) addSums(r, end int) {
 	for i := r; i < end; i++ {
-		w.l[i] += T(x.sum[i-r])
+		w.l[i] += T(w.step.sum[i-r])
 	}
 }
 
@@ -262,19 +275,12 @@ func (w *attnGradState[T]) blockPairs(gk []T, ldk int, gv []T, ldv int, k []T, h
 		w.gradPairs(head, i0, r, end, j0, n, lo, hi, view)
 		pairProduct(false, end-r, g.d, (hi-lo)/2, 1, x.gr[(r*attnKeys+lo)/2:], attnKeys/2, x.k[lo/2*x.ld:], x.ld, unlessFirst(w.first), dq[(at+r*g.hq)*g.d:], g.hq*g.d)
 	}
-	// The keys of a block are seen by steps of queries that follow each other.
 	width := attnKeys
 	if view == attnPart {
 		width = pairCols
 	}
 	for c := 0; c < n; c += width {
-		from, to := rows, 0
-		for r := 0; r < rows; r += attnStep {
-			end := min(r+attnStep, rows)
-			if lo, hi := w.pairCols(i0+r, i0+end, j0, n); lo <= c && c < hi {
-				from, to = min(from, r), end
-			}
-		}
+		from, to := w.stepsOf(c, i0, rows, j0, n)
 		keys, pairs := min(width, n-c), ceilDiv(to-from, 2)
 		if from >= to {
 			if !x.begun {
@@ -327,6 +333,19 @@ func (w *attnGradState[T]) pairCols(i0, end, j0, n int) (lo, hi int) {
 		return lo, lo
 	}
 	return lo / pairCols * pairCols, wholeCols(hi)
+}
+
+// stepsOf returns the queries, counted from i0, of those steps of a block that compute
+// key c, counted from j0. They follow each other.
+func (w *attnGradState[T]) stepsOf(c, i0, rows, j0, n int) (from, to int) {
+	from = rows
+	for r := 0; r < rows; r += attnStep {
+		end := min(r+attnStep, rows)
+		if lo, hi := w.pairCols(i0+r, i0+end, j0, n); lo <= c && c < hi {
+			from, to = min(from, r), end
+		}
+	}
+	return from, to
 }
 
 // gradPairs is pair in words, for queries i0+r..i0+end and keys lo..hi.

@@ -5,7 +5,7 @@ package native
 // This file binds attention_bf16_amd64.s.
 
 //go:noescape
-func largestBF16(largest, s *float32, rows, stride, blocks int)
+func largestScores(largest, s *float32, rows, stride, blocks int)
 
 //go:noescape
 func expPairsBF16(words, s *float32, rows, stride, blocks int, base *float32, sum *float64)

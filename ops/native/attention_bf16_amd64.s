@@ -4,6 +4,7 @@
 #include "exp_amd64.h"
 #include "exp4_amd64.h"
 #include "bf16_amd64.h"
+#include "attention_rows_amd64.h"
 
 // The row work of attention that multiplies in bf16: from scores in float32 to
 // words of two bf16 (gemm_bf16_amd64.s), two rows of 32 keys a turn. Bound: the
@@ -26,41 +27,12 @@
 	VPADDD       step, i0, i1   \
 	VPADDD       step, step, step
 
-DATA keys<>+0(SB)/8, $0x0000000100000000
-DATA keys<>+8(SB)/8, $0x0000000300000002
-DATA keys<>+16(SB)/8, $0x0000000500000004
-DATA keys<>+24(SB)/8, $0x0000000700000006
-DATA keys<>+32(SB)/8, $0x0000000900000008
-DATA keys<>+40(SB)/8, $0x0000000b0000000a
-DATA keys<>+48(SB)/8, $0x0000000d0000000c
-DATA keys<>+56(SB)/8, $0x0000000f0000000e
-GLOBL keys<>(SB), RODATA|NOPTR, $64
-
-// SUM adds the numbers of Zx to the sums a and b in float64; t is scratch.
-#define SUM(zx, yx, a, b, zt, yt) \
-	VCVTPS2PD     yx, zt     \
-	VADDPD        zt, a, a   \
-	VEXTRACTF64X4 $1, zx, yt \
-	VCVTPS2PD     yt, zt     \
-	VADDPD        zt, b, b
-
-// TOTAL stores the sum of the lanes of a and b, in Za and Zb.
-#define TOTAL(za, ya, xa, zb, yb, xb, to) \
-	VADDPD        zb, za, za \
-	VEXTRACTF64X4 $1, za, yb \
-	VADDPD        yb, ya, ya \
-	VEXTRACTF64X2 $1, ya, xb \
-	VADDPD        xb, xa, xa \
-	VPERMILPD     $1, xa, xb \
-	VADDPD        xb, xa, xa \
-	VMOVSD        xa, to
-
-// func largestBF16(largest, s *float32, rows, stride, blocks int)
+// func largestScores(largest, s *float32, rows, stride, blocks int)
 //
 // The largest of each of rows > 0 rows of 32*blocks scores, stride bytes apart.
 //	DI largest, SI a row, R9 stride, DX rows left, R10 blocks
 //	R8 scores, CX blocks left, Z0 Z1 largest
-TEXT ·largestBF16(SB), NOSPLIT, $0-40
+TEXT ·largestScores(SB), NOSPLIT, $0-40
 	MOVQ largest+0(FP), DI
 	MOVQ s+8(FP), SI
 	MOVQ rows+16(FP), DX

@@ -12,15 +12,22 @@ import (
 
 var nan = math.NaN()
 
-// attnInBF16 makes newAttnRun ask for products of bf16.
-var attnInBF16 bool
+// Most cases are of few keys.
+func init() { attnSplitFrom = 0 }
 
-// eachProducts runs a test with float products and with those of bf16.
+// attnInBF16 and attnInBF16x6 make newAttnRun ask for products of bf16, and for
+// float products by BF16x6.
+var attnInBF16, attnInBF16x6 bool
+
+// eachProducts runs a test with float products, with those of bf16, and by BF16x6
+// where that is another way.
 func eachProducts(t *testing.T, test func(t *testing.T)) {
-	t.Cleanup(func() { attnInBF16 = false })
-	for _, bf16 := range []bool{false, true} {
-		attnInBF16 = bf16
-		t.Run(fmt.Sprint("bf16 ", bf16), test)
+	t.Cleanup(func() { attnInBF16, attnInBF16x6 = false, false })
+	for i, name := range []string{"float", "bf16", "bf16x6"} {
+		attnInBF16, attnInBF16x6 = i == 1, i == 2
+		if !attnInBF16x6 || gemmKernel == amxKernel {
+			t.Run(name, test)
+		}
 	}
 }
 
@@ -432,5 +439,53 @@ func a02MaskHidesNaNFromSomeRows(t *testing.T) {
 		}
 		require.Equal(t, clean.Out[at:at+8], got.Out[at:at+8], i)
 		require.Equal(t, clean.DQ[at:at+8], got.DQ[at:at+8], i)
+	}
+}
+
+// TestAttentionBF16x6OfFewKeys: with one key tile a sequence has the products of float32.
+func TestAttentionBF16x6OfFewKeys(t *testing.T) {
+	defer func(from int) { attnInBF16x6, attnSplitFrom = false, from }(attnSplitFrom)
+	attnSplitFrom = attnKeys + 1
+	a := optest.Attention{B: 2, Lq: 300, Lk: attnKeys, Hq: 16, Hkv: 8, D: 8, Dv: 8}
+	nq, nk := a.B*a.Lq*a.Hq*a.D, a.B*a.Lk*a.Hkv*a.D
+	q, k, v, dout := optest.Normals("q", nq, 1), optest.Normals("k", nk, 1), optest.Normals("v", nk, 1), optest.Normals("dout", nq, 1)
+	plain := runAttention(t, a, q, k, v, dout)
+	attnInBF16x6 = true
+	got := runAttention(t, a, q, k, v, dout)
+	for i, x := range [][]float32{plain.Out, plain.LSE, plain.DQ, plain.DK, plain.DV} {
+		requireSameBits(t, x, [][]float32{got.Out, got.LSE, got.DQ, got.DK, got.DV}[i])
+	}
+}
+
+// Rows that words of three parts cannot stand for have the products of float32.
+func TestAttentionBF16x6OfAnyMagnitude(t *testing.T) {
+	if gemmKernel != amxKernel {
+		t.Skip("no tiles")
+	}
+	defer func() { attnInBF16x6 = false }()
+	a := optest.Attention{B: 1, Lq: 150, Lk: 150, Hq: 2, Hkv: 1, D: 4, Dv: 4, Causal: true}
+	nq, nk := a.Lq*a.Hq*a.D, a.Lk*a.D
+	q, k, v, dout := optest.Normals("q", nq, 1), optest.Normals("k", nk, 1), optest.Normals("v", nk, 1), optest.Normals("dout", nq, 1)
+	for c := range 4 {
+		q[60*8+c] *= 0x1p-50
+		k[20*4+c] *= 0x1p-60
+		v[c] *= 0x1p-100 // alone in what the first query sees
+		v[31*4+c] *= 0x1p40
+		v[70*4+c] *= 0x1p-70
+		dout[90*8+c] *= 0x1p-80
+		dout[140*8+c] *= 0x1p40
+	}
+	attnInBF16x6 = false
+	plain := runAttention(t, a, q, k, v, dout)
+	attnInBF16x6 = true
+	got := runAttention(t, a, q, k, v, dout)
+	for name, x := range map[string][2][]float32{"out": {plain.Out, got.Out}, "dq": {plain.DQ, got.DQ}, "dk": {plain.DK, got.DK}, "dv": {plain.DV, got.DV}} {
+		for i := 0; i < len(x[0]); i += 4 {
+			most, off := 0.0, 0.0
+			for c := i; c < i+4; c++ {
+				most, off = max(most, math.Abs(float64(x[0][c]))), max(off, math.Abs(float64(x[0][c]-x[1][c])))
+			}
+			require.LessOrEqualf(t, off, 1e-4*most, "%s row %d: %v, plain %v", name, i/4, x[1][i:i+4], x[0][i:i+4])
+		}
 	}
 }

@@ -193,15 +193,18 @@ func attnBackwardPart[T Float](g *attnBackward[T], unit int) {
 		limit = g.lk // keys beyond KVLen get zeros
 	}
 	from := part * attnKeys
-	if !w.inPairs || from >= limit {
+	if !w.inWords() || from >= limit {
 		w.clearQueries(w.hk*g.g, g.g, 0, s.lq)
 	}
 	for j0 := from; j0 < limit; j0 += g.parts * attnKeys {
-		w.first = w.inPairs && j0 == from
+		w.first = w.inWords() && j0 == from
 		w.keyTile(j0, min(attnKeys, limit-j0))
 	}
 	if w.inPairs {
 		giveScratch(w.pairs.buf)
+	}
+	if w.inSplit {
+		giveScratch(w.split.buf)
 	}
 	giveScratch(w.buf)
 }
@@ -222,6 +225,8 @@ type attnGradState[T Float] struct {
 	inPairs bool // products go through words
 	first   bool // and dq holds nothing yet: what is not written is to be cleared
 	pairs   attnGradPairs
+	inSplit bool // products go through words of three parts
+	split   attnGradSplit
 }
 
 func (w *attnGradState[T]) open() {
@@ -235,7 +240,13 @@ func (w *attnGradState[T]) open() {
 	if w.inPairs = g.multipliesPairs(); w.inPairs {
 		w.openPairs()
 	}
+	if w.inSplit = g.multipliesSplit() && w.s.lk >= attnSplitFrom; w.inSplit {
+		w.openSplit()
+	}
 }
+
+// inWords says that the products go through words, of whichever kind.
+func (w *attnGradState[T]) inWords() bool { return w.inPairs || w.inSplit }
 
 // clearQueries sets dq of queries i..end of some heads to zero.
 func (w *attnGradState[T]) clearQueries(head, heads, i, end int) {
@@ -264,7 +275,7 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 	gk, gv := g.gk[row*g.d:], g.gv[row*g.dv:]
 	ldk, ldv := g.hkv*g.d, g.hkv*g.dv
 	there := max(min(n, w.s.lk-j0), 0)
-	if w.inPairs {
+	if w.inWords() {
 		w.clearKeys(j0+there, j0+n)
 	} else {
 		w.clearKeys(j0, j0+n)
@@ -276,9 +287,12 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 		return
 	}
 	k, v := g.k[row*g.d:], g.v[row*g.dv:]
-	if w.inPairs {
+	switch {
+	case w.inPairs:
 		w.keyPairs(k, ldk, v, ldv, n)
-	} else {
+	case w.inSplit:
+		w.keySplit(float32s(k), ldk, float32s(v), ldv, n)
+	default:
 		w.loadKeys(k, ldk, v, ldv, n)
 	}
 	first, last := g.queries(w.s, j0, j0+n)
@@ -296,6 +310,8 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 				}
 			case w.inPairs:
 				w.blockPairs(gk, ldk, gv, ldv, k, head, i0, rows, j0, n, view)
+			case w.inSplit:
+				w.blockSplit(float32s(k), ldk, float32s(v), ldv, head, i0, rows, j0, n, view)
 			default:
 				w.block(gk, ldk, gv, ldv, k, head, i0, rows, j0, n, view)
 			}
@@ -303,6 +319,10 @@ func (w *attnGradState[T]) keyTile(j0, n int) {
 	}
 	if w.inPairs && !w.pairs.begun {
 		w.clearKeys(j0, j0+n)
+	}
+	if w.inSplit {
+		w.storeTurned(float32s(gk), ldk, w.split.sumK, n, g.d)
+		w.storeTurned(float32s(gv), ldv, w.split.sumV, n, g.dv)
 	}
 }
 

@@ -95,7 +95,7 @@ func newAttnRun[T Float](a optest.Attention, q, k, v, dout, dlse []float64) *att
 		Q: r.in(q), K: r.in(k), V: r.in(v),
 		B: a.B, Lq: a.Lq, Lk: a.Lk, Hq: a.Hq, Hkv: a.Hkv, D: a.D, Dv: a.Dv,
 		Scale: a.Scale, Softcap: a.Softcap, Causal: a.Causal, Window: a.Window,
-		KVLen: a.KVLen, Mask: maskOf(a), BF16: attnInBF16,
+		KVLen: a.KVLen, Mask: maskOf(a), BF16: attnInBF16, BF16x6: attnInBF16x6,
 	}
 	r.args.DQ, r.args.DK, r.args.DV = r.fresh(len(q)), r.fresh(len(k)), r.fresh(len(v))
 	if a.Sinks != nil {
@@ -183,6 +183,9 @@ func attnCases() []attnCase {
 	cases = append(cases, c)
 	c.name, c.masked, c.KVLen, c.Causal = "few queries, many keys, lengths", "", []int32{2, 1030}, true
 	cases = append(cases, c)
+	c = attnCase{name: "many heads", Attention: at(1, 530, 600, 8, 8, 4, 4)}
+	c.Causal = true
+	cases = append(cases, c)
 	c = attnCase{name: "1000", Attention: at(1, 1000, 1000, 1, 1, 4, 4)}
 	c.Causal = true
 	cases = append(cases, c)
@@ -227,12 +230,18 @@ func requireAttention(t *testing.T, c attnCase) (worst32, worst64 float64) {
 const attnBound = 50
 
 func TestAttentionAgainstOracle(t *testing.T) {
-	var worst32, worst64 float64
-	for _, c := range attnCases() {
-		t.Run(c.name, func(t *testing.T) {
-			e32, e64 := requireAttention(t, c)
-			worst32, worst64 = max(worst32, e32), max(worst64, e64)
-		})
+	defer func() { attnInBF16x6 = false }()
+	for _, attnInBF16x6 = range []bool{false, true} {
+		if attnInBF16x6 && gemmKernel != amxKernel {
+			break
+		}
+		var worst32, worst64 float64
+		for _, c := range attnCases() {
+			t.Run(c.name, func(t *testing.T) {
+				e32, e64 := requireAttention(t, c)
+				worst32, worst64 = max(worst32, e32), max(worst64, e64)
+			})
+		}
+		t.Logf("largest rms error in unit roundoffs: float32 %.2f, float64 %.2f, by BF16x6 %v", worst32, worst64, attnInBF16x6)
 	}
-	t.Logf("largest rms error in unit roundoffs: float32 %.2f, float64 %.2f", worst32, worst64)
 }

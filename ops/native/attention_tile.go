@@ -29,10 +29,13 @@ type attnState[T Float] struct {
 	kt   []T // [D,attnKeys] keys, transposed
 	k, v []T // gathered keys and values, where they do not lie in rows
 	m, l []T // [rows] running maximum and sum
-	seen [attnRows]bool
+	seen [attnSplitRows]bool
 
+	step    attnWordStep
 	inPairs bool // products go through words
 	pairs   attnPairs
+	inSplit bool // products go through words of three parts
+	split   attnSplitTile
 }
 
 // open takes scratch for rows r0..r0+rows and loads their queries.
@@ -48,6 +51,10 @@ func (w *attnState[T]) open() {
 	fill(w.m, T(math.Inf(-1)))
 	if w.inPairs = f.multipliesPairs(); w.inPairs {
 		w.openPairs()
+		return
+	}
+	if w.inSplit = f.multipliesSplit() && w.s.lk >= attnSplitFrom; w.inSplit {
+		w.openSplit()
 		return
 	}
 	for r := range rows {
@@ -73,6 +80,10 @@ func (w *attnState[T]) attend(j0, n int) {
 	}
 	if w.inPairs {
 		w.attendPairs(j0, n, view)
+		return
+	}
+	if w.inSplit {
+		w.attendSplit(j0, n, view)
 		return
 	}
 	step := w.rows

@@ -65,11 +65,16 @@ func splitRow(dst, src *float32, n int) (top uint32) { return 0 }
 
 func splitRows(dst, src *float32, lds, rows, cols int, tops *float32) {}
 
-func largestBF16(largest, s *float32, rows, stride, blocks int) {}
+func largestScores(largest, s *float32, rows, stride, blocks int) {}
 
 func expPairsBF16(words, s *float32, rows, stride, blocks int, base *float32, sum *float64) {}
 
 func softmaxGradBF16(rows *softmaxGradRows) {}
+
+func expSplit(words *float32, ld int, s *float32, rows, stride, blocks int, scale float32, base *float32, sum *float64) {
+}
+
+func softmaxGradSplit(rows *splitGradStep) {}
 
 func pairBothBF16(cols *float32, ldc int, rows *float32, ldr int, src *float32, lds, n, width int) (top uint16) {
 	return 0

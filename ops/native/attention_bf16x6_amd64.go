@@ -1,0 +1,11 @@
+//go:build amd64 && !purego
+
+package native
+
+// This file binds attention_bf16x6_amd64.s.
+
+//go:noescape
+func expSplit(words *float32, ld int, s *float32, rows, stride, blocks int, scale float32, base *float32, sum *float64)
+
+//go:noescape
+func softmaxGradSplit(step *splitGradStep)

@@ -1,0 +1,223 @@
+//go:build amd64 && !purego
+
+#include "textflag.h"
+#include "exp_amd64.h"
+#include "exp4_amd64.h"
+#include "bf16_amd64.h"
+#include "attention_rows_amd64.h"
+
+// The row work of attention by BF16x6: from scores in float32 to words of three
+// parts (gemm_bf16x6_amd64.s), two rows of 32 keys a turn. Bound: the exponential, 22
+// instructions for 16 scores, where the parts take 14 for 32.
+
+// HALVES sets Z29 to the order of halves and Z30 to the upper half of each lane.
+#define HALVES \
+	VMOVDQU64    interleave<>(SB), Z29 \
+	VBROADCASTSS upper<>(SB), Z30
+
+DATA upper<>+0(SB)/4, $0xFFFF0000
+GLOBL upper<>(SB), RODATA|NOPTR, $4
+
+// SPLITOF makes words Zn1, Zn2 (z1, z2) and z3 of the parts of Zna below and Znb
+// above (za, zb, which change); t1 and t2 are scratch, Z29 and Z30 those of HALVES.
+#define SPLITOF(na, nb, za, zb, n1, n2, z1, z2, z3, t1, t2) \
+	CVT2(n1, nb, na)         \
+	VPERMW z1, Z29, z1       \
+	VPSLLD $16, z1, t1       \
+	VPANDD z1, Z30, t2       \
+	VSUBPS t1, za, za        \
+	VSUBPS t2, zb, zb        \
+	CVT2(n2, nb, na)         \
+	VPERMW z2, Z29, z2       \
+	VPSLLD $16, z2, t1       \
+	VPANDD z2, Z30, t2       \
+	VSUBPS t1, za, za        \
+	VSUBPS t2, zb, zb        \
+	VPSRLD $16, za, z3       \
+	VPTERNLOGD $0xF8, zb, Z30, z3
+
+// ACROSS stores, at off in R10, pairs of the two rows whose keys x and y pair along
+// them; t and u are scratch.
+#define ACROSS(x, y, t, u, off) \
+	VPSLLD     $16, y, t        \
+	VPTERNLOGD $0xF2, x, Z30, t \
+	VPSRLD     $16, x, u        \
+	VPTERNLOGD $0xF8, y, Z30, u \
+	VMOVUPS    t, off(R10)      \
+	VMOVUPS    u, 64+off(R10)
+
+// STORE3 stores three words of 32 numbers that follow each other.
+#define STORE3(z1, z2, z3, at1, at2, at3) \
+	VMOVUPS z1, at1 \
+	VMOVUPS z2, at2 \
+	VMOVUPS z3, at3
+
+// func expSplit(words *float32, ld int, s *float32, rows, stride, blocks int, scale float32, base *float32, sum *float64)
+//
+// words gets the parts of e^(scale s - base) of rows > 0 rows of 32*blocks scores, 48
+// words for 32 of them; rows of s are stride bytes apart, those of words ld. sum gets
+// their sums. Rows go by twos: an odd last one's partner, whatever it holds, is
+// computed too.
+//	DI words and SI s of the first row, R8 base, R9 sum, R10 stride, R11 ld,
+//	DX rows left, R12 blocks; R13 s, BX words, CX blocks left
+//	Z0 Z1 sums of the first row, Z8 Z31 of the second
+TEXT ·expSplit(SB), NOSPLIT, $0-72
+	MOVQ words+0(FP), DI
+	MOVQ ld+8(FP), R11
+	MOVQ s+16(FP), SI
+	MOVQ rows+24(FP), DX
+	MOVQ stride+32(FP), R10
+	MOVQ blocks+40(FP), R12
+	MOVQ base+56(FP), R8
+	MOVQ sum+64(FP), R9
+	EXP4_CONSTANTS
+
+rows:
+	MOVQ   SI, R13
+	MOVQ   DI, BX
+	MOVQ   R12, CX
+	VPXORQ Z0, Z0, Z0
+	VPXORQ Z1, Z1, Z1
+	VPXORQ Z8, Z8, Z8
+	VPXORQ Z31, Z31, Z31
+
+block:
+	VBROADCASTSS scale+48(FP), Z28
+	VMULPS (R13), Z28, Z2
+	VMULPS 64(R13), Z28, Z3
+	VMULPS (R13)(R10*1), Z28, Z4
+	VMULPS 64(R13)(R10*1), Z28, Z5
+	VSUBPS.BCST (R8), Z2, Z2
+	VSUBPS.BCST (R8), Z3, Z3
+	VSUBPS.BCST 4(R8), Z4, Z4
+	VSUBPS.BCST 4(R8), Z5, Z5
+	EXP4
+	SUM(Z2, Y2, Z0, Z1, Z6, Y6)
+	SUM(Z4, Y4, Z8, Z31, Z7, Y7)
+	SUM(Z3, Y3, Z0, Z1, Z9, Y9)
+	SUM(Z5, Y5, Z8, Z31, Z10, Y10)
+	HALVES
+	SPLITOF(2, 3, Z2, Z3, 6, 7, Z6, Z7, Z9, Z10, Z11)
+	SPLITOF(4, 5, Z4, Z5, 12, 13, Z12, Z13, Z14, Z15, Z28)
+	STORE3(Z6, Z7, Z9, (BX), 64(BX), 128(BX))
+	STORE3(Z12, Z13, Z14, (BX)(R11*1), 64(BX)(R11*1), 128(BX)(R11*1))
+	ADDQ $128, R13
+	ADDQ $192, BX
+	DECQ CX
+	JNZ  block
+
+	TOTAL(Z0, Y0, X0, Z1, Y1, X1, (R9))
+	VMOVAPS Z31, Z2
+	TOTAL(Z8, Y8, X8, Z2, Y2, X2, 8(R9))
+	LEAQ (SI)(R10*2), SI
+	LEAQ (DI)(R11*2), DI
+	ADDQ $8, R8
+	ADDQ $16, R9
+	SUBQ $2, DX
+	JGT  rows
+	VZEROUPPER
+	RET
+
+// GRADOF makes the probabilities of seen keys in p into their gradient of scaled
+// dout.v in d, both 0 for the others; t is the row's factor, u scratch.
+#define GRADOF(p, d, t, k, u) \
+	VMOVAPS.Z   p, k, p \
+	VMULPS      p, d, d \
+	VMULPS.BCST t, p, u \
+	VADDPS.Z    u, d, k, d
+
+// SEEN sets k to which of 16 keys, whose numbers are in z, are from..to.
+#define SEEN(z, from, to, k) \
+	VPCMPD.BCST $1, to, z, k \
+	VPCMPD.BCST $5, from, z, k, k
+
+// func softmaxGradSplit(step *splitGradStep)
+//
+// Row i and row 16+i of a step by turns, 32 keys: the parts of p and ds as words that
+// pair the rows, those of ds also as words along them. Rows of scores and of dout.v
+// are 512 bytes apart, those of words 832, panels 24576.
+//	DX the arguments, AX those of a row, DI pairs of p, R10 pairs of ds, R11 rows of
+//	ds, SI scores, R13 dout.v, R9 blocks left, CX rows left, BX the key,
+//	K1 K2 of row i, K3 K4 of row 16+i what is seen
+TEXT ·softmaxGradSplit(SB), NOSPLIT, $0-8
+	MOVQ step+0(FP), DX
+	MOVQ 0(DX), DI
+	MOVQ 8(DX), R10
+	MOVQ 16(DX), R11
+	MOVQ 24(DX), SI
+	MOVQ 32(DX), R13
+	MOVQ 40(DX), R9
+	EXP4_CONSTANTS
+	XORL   BX, BX
+	KXNORW K1, K1, K1
+	KXNORW K2, K2, K2
+	KXNORW K3, K3, K3
+	KXNORW K4, K4, K4
+
+block:
+	MOVQ DX, AX
+	MOVQ $16, CX
+
+pair:
+	CMPL 52(DX), $0
+	JEQ  seen
+	VPBROADCASTD BX, Z6
+	VPADDD       keys<>(SB), Z6, Z6
+	VPADDD.BCST  keys<>+64(SB), Z6, Z7
+	SEEN(Z6, 312(AX), 440(AX), K1)
+	SEEN(Z7, 312(AX), 440(AX), K2)
+	SEEN(Z6, 376(AX), 504(AX), K3)
+	SEEN(Z7, 376(AX), 504(AX), K4)
+
+seen:
+	VBROADCASTSS 48(DX), Z28
+	VMULPS (SI), Z28, Z2
+	VMULPS 64(SI), Z28, Z3
+	VMULPS 8192(SI), Z28, Z4
+	VMULPS 8256(SI), Z28, Z5
+	VSUBPS.BCST 56(AX), Z2, Z2
+	VSUBPS.BCST 56(AX), Z3, Z3
+	VSUBPS.BCST 120(AX), Z4, Z4
+	VSUBPS.BCST 120(AX), Z5, Z5
+	EXP4
+	VBROADCASTSS 48(DX), Z28
+	VMULPS (R13), Z28, Z11
+	VMULPS 64(R13), Z28, Z12
+	VMULPS 8192(R13), Z28, Z13
+	VMULPS 8256(R13), Z28, Z14
+	GRADOF(Z2, Z11, 184(AX), K1, Z6)
+	GRADOF(Z3, Z12, 184(AX), K2, Z7)
+	GRADOF(Z4, Z13, 248(AX), K3, Z9)
+	GRADOF(Z5, Z14, 248(AX), K4, Z10)
+	HALVES
+	SPLITOF(2, 4, Z2, Z4, 6, 7, Z6, Z7, Z9, Z10, Z15)
+	STORE3(Z6, Z7, Z9, (DI), 2048(DI), 4096(DI))
+	SPLITOF(3, 5, Z3, Z5, 0, 1, Z0, Z1, Z8, Z28, Z31)
+	STORE3(Z0, Z1, Z8, 64(DI), 2112(DI), 4160(DI))
+	SPLITOF(11, 12, Z11, Z12, 2, 3, Z2, Z3, Z4, Z10, Z15)
+	STORE3(Z2, Z3, Z4, (R11), 64(R11), 128(R11))
+	SPLITOF(13, 14, Z13, Z14, 5, 6, Z5, Z6, Z7, Z28, Z31)
+	STORE3(Z5, Z6, Z7, 13312(R11), 13376(R11), 13440(R11))
+	ACROSS(Z2, Z5, Z9, Z10, 0)
+	ACROSS(Z3, Z6, Z0, Z1, 2048)
+	ACROSS(Z4, Z7, Z8, Z15, 4096)
+	ADDQ $4, AX
+	ADDQ $128, DI
+	ADDQ $128, R10
+	ADDQ $832, R11
+	ADDQ $512, SI
+	ADDQ $512, R13
+	DECQ CX
+	JNZ  pair
+
+	// The next 32 keys.
+	ADDQ $32, BX
+	ADDQ $(24576-2048), DI
+	ADDQ $(24576-2048), R10
+	SUBQ $(16*832-192), R11
+	SUBQ $(16*512-128), SI
+	SUBQ $(16*512-128), R13
+	DECQ R9
+	JNZ  block
+	VZEROUPPER
+	RET
