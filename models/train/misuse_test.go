@@ -41,11 +41,14 @@ func (w *hooked) WriteFiles(dir string) error {
 func TestMisuseOfNewIsAnError(t *testing.T) {
 	o := testOptions(1, 8)
 	for want, try := range map[string]func() (*Trainer, error){
-		"train: New: the model is missing (nil)":                               func() (*Trainer, error) { return New(nil, pairRows(), o) },
-		"train: New: the data are missing (nil)":                               func() (*Trainer, error) { return New(newBigram(t, 2), nil, o) },
-		"train: New: the model has no Params (nil)":                            func() (*Trainer, error) { return New(&bigram{vocab: 2}, pairRows(), o) },
-		"train: New: setting 1 is missing (nil)":                               func() (*Trainer, error) { return New(newBigram(t, 2), pairRows(), o, Log(nil), nil) },
-		"train: In: the folder is missing (nil): see the error of Claim":       func() (*Trainer, error) { return New(newBigram(t, 2), pairRows(), o, In(nil)) },
+		"train: New: the model is missing (nil)":                         func() (*Trainer, error) { return New(nil, pairRows(), o) },
+		"train: New: the data are missing (nil)":                         func() (*Trainer, error) { return New(newBigram(t, 2), nil, o) },
+		"train: New: the model has no Params (nil)":                      func() (*Trainer, error) { return New(&bigram{vocab: 2}, pairRows(), o) },
+		"train: New: setting 1 is missing (nil)":                         func() (*Trainer, error) { return New(newBigram(t, 2), pairRows(), o, Log(nil), nil) },
+		"train: In: the folder is missing (nil): see the error of Claim": func() (*Trainer, error) { return New(newBigram(t, 2), pairRows(), o, In(nil)) },
+		"train: New: the data must have a Digest, by which a run in a folder is resumed, got an empty one": func() (*Trainer, error) {
+			return New(newBigram(t, 2), &rows{context: 8, tokens: pairRows().tokens, labels: pairRows().labels}, o, Dir(t.TempDir()))
+		},
 		"train: Dir: the folder of the run must have a name, got an empty one": func() (*Trainer, error) { return New(newBigram(t, 2), pairRows(), o, Dir("")) },
 	} {
 		_, err := try()
@@ -62,8 +65,10 @@ func TestMisuseOfNewIsAnError(t *testing.T) {
 	w, err := NewWindows(tok, 2, WindowOptions{Context: o.Context, Order: Random})
 	require.NoError(t, err)
 	require.NoError(t, tok.Close())
-	_, err = New(newBigram(t, 2), w, o)
-	require.EqualError(t, err, "train: the first micro-batch: "+errNoTokens.Error())
+	for _, settings := range [][]Setting{nil, {Dir(t.TempDir())}} {
+		_, err = New(newBigram(t, 2), w, o, settings...)
+		require.EqualError(t, err, "train: the first micro-batch: "+errNoTokens.Error())
+	}
 	_, err = NewWindows(tok, 2, WindowOptions{Context: o.Context, Order: Random})
 	require.Equal(t, errNoTokens, err)
 }

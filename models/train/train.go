@@ -181,6 +181,9 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	if t.wrong != nil {
 		return nil, t.wrong
 	}
+	if t.dir != "" && data.Digest() == "" {
+		return nil, errors.New("train: New: the data must have a Digest, by which a run in a folder is resumed, got an empty one")
+	}
 	if p, ok := data.(Packed); ok {
 		t.packed = p
 		if n := p.Sequences(); n < 1 || n > o.Context {
