@@ -209,7 +209,8 @@ func readPEFT(dir string) (*peftConfig, error) {
 }
 
 // OpenAdapter puts the adapters of a PEFT folder on the model and freezes it.
-// Every tensor of the folder must fit a layer of the model.
+// Every tensor of the folder must fit a layer of the model, which takes adapters
+// once.
 func (m *Transformer) OpenAdapter(dir string) (*Adapted, error) {
 	ad, err := m.openAdapter(dir)
 	if err != nil {

@@ -41,7 +41,7 @@ func run(args []string, out, errOut io.Writer) error {
 	batch := f.Int("batch", 8, "sequences of a training step, or requests of a step of generation")
 	context := f.Int("context", 128, "tokens of a sequence")
 	tokens := f.Int("tokens", 0, "packed tokens of a step of generation; 0: one for each request")
-	dot := f.Bool("dot", false, "print the graph in DOT")
+	dot := f.Bool("dot", false, "print the graph in DOT, the same for every -backend")
 	name := f.String("backend", backend.Native, "what computes: native, or cuda, which also shows where each step runs and why")
 	if err := f.Parse(args); err != nil {
 		return err
