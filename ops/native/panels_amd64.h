@@ -1,6 +1,6 @@
 // The steps of panels_tile_amd64.h.
 
-#define PANELAHEAD 4096
+#define PANELAHEAD 6144
 
 // PWORDS loads 32 words; PWORDn adds their products with n rows.
 #define PWORDS \
