@@ -79,20 +79,43 @@ func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
 
 // streamArgs are the products of one launch. Their units, one product after the
 // other, are cut into a lane for each worker, which goes through it from its
-// start, so that each core reads memory of its own in order; who is done helps in
-// the other lanes.
+// start, so that each core reads memory of its own in order; who is done goes on
+// with half of what is left in another lane.
 type streamArgs struct {
 	of           [4]codedArgs
 	n            int
 	units, lanes int
-	next         [streamLanes]laneUnits
+	left         [streamLanes]laneUnits
 }
 
-// laneUnits counts the units of a lane that are taken. It fills a cache line: the
-// cores do not wait for each other's.
+// laneUnits are the units of a lane that nobody has taken, from the upper half of
+// a word up to the lower one. It fills a cache line: the cores do not wait for each
+// other's.
 type laneUnits struct {
-	taken int64
-	_     [56]byte
+	span uint64
+	_    [56]byte
+}
+
+func (l *laneUnits) set(from, to int) { atomic.StoreUint64(&l.span, uint64(from)<<32|uint64(to)) }
+
+// take takes an eighth of the units from the front, or half of them from the back;
+// from is to where there are none. To take is to wait until all that was computed
+// is stored, and no memory is asked for meanwhile: the fewer times the better.
+func (l *laneUnits) take(back bool) (from, to int) {
+	for {
+		span := atomic.LoadUint64(&l.span)
+		from, to = int(span>>32), int(uint32(span))
+		left := uint64(0)
+		if mid := from + ceilDiv(to-from, 8); !back {
+			left, to = uint64(mid)<<32|uint64(to), mid
+		} else {
+			mid = (from + to) / 2
+			left, from = uint64(from)<<32|uint64(mid), mid
+		}
+		if from == to || atomic.CompareAndSwapUint64(&l.span, span, left) {
+			return from, to
+		}
+	}
 }
 
 // streamLanes is the most lanes.
@@ -120,23 +143,35 @@ func (g *streamArgs) add(a *codedArgs) {
 
 func (g *streamArgs) launch() {
 	g.lanes = min(Workers(), g.units, streamLanes)
+	for l := range g.lanes {
+		g.left[l].set(l*g.units/g.lanes, (l+1)*g.units/g.lanes)
+	}
 	linearStream.launch(g.lanes, *g)
 }
 
 func linearStreamLane(g *streamArgs, lane int) {
 	// x at once: it may come from another core's cache.
 	fetchLines(unsafe.Pointer(&g.of[0].x[0]), min(g.of[0].m, gemmFew)*g.of[0].k*4)
-	for i := range g.lanes {
-		l := (lane + i) % g.lanes
-		start, end := l*g.units/g.lanes, (l+1)*g.units/g.lanes
-		for {
-			unit := start + int(atomic.AddInt64(&g.next[l].taken, 1)) - 1
-			if unit >= end {
-				break
-			}
-			g.unit(unit)
+	for {
+		from, to := g.left[lane].take(false)
+		if from == to && !g.help(lane) {
+			return
+		}
+		for ; from < to; from++ {
+			g.unit(from)
 		}
 	}
+}
+
+// help fills an empty lane with half of what is left in another one.
+func (g *streamArgs) help(lane int) bool {
+	for i := 1; i < g.lanes; i++ {
+		if from, to := g.left[(lane+i)%g.lanes].take(true); from < to {
+			g.left[lane].set(from, to)
+			return true
+		}
+	}
+	return false
 }
 
 func (g *streamArgs) unit(unit int) {
