@@ -259,7 +259,7 @@ func (w *attnState[T]) softmaxSplit(r, end, j0, n, lo, hi int, view attnView) {
 // the strides of s, dp and row: a step of queries with products q.k, not yet scaled,
 // and dout.v in blocks of 32 keys.
 //
-//	p = e^(scale q.k - lse)    ds = scale (dout.v) p + t p    t = -scale delta
+//	p = min(1, e^(scale q.k - lse))    ds = scale (dout.v) p + t p    t = -scale delta
 type splitGradStep struct {
 	p, ds    *float32          // 0, 8: panels, parts along the queries
 	row      *float32          // 16: ds in rows, parts along the keys

@@ -135,7 +135,8 @@ block:
 //
 // Row i and row 16+i of a step by turns, 32 keys: the parts of p and ds as words that
 // pair the rows, those of ds also as words along them. Rows of scores and of dout.v
-// are 512 bytes apart, those of words 832, panels 24576.
+// are 512 bytes apart, those of words 832, panels 24576. Scores above lse, of which
+// rounding leaves whole numbers beyond 1e7, become lse: p is at most 1. NaN stays.
 //	DX the arguments, AX those of a row, DI pairs of p, R10 pairs of ds, R11 rows of
 //	ds, SI scores, R13 dout.v, R9 blocks left, CX rows left, BX the key,
 //	K1 K2 of row i, K3 K4 of row 16+i what is seen
@@ -179,6 +180,11 @@ seen:
 	VSUBPS.BCST 56(AX), Z3, Z3
 	VSUBPS.BCST 120(AX), Z4, Z4
 	VSUBPS.BCST 120(AX), Z5, Z5
+	VPXORD Z28, Z28, Z28
+	VMINPS Z2, Z28, Z2
+	VMINPS Z3, Z28, Z3
+	VMINPS Z4, Z28, Z4
+	VMINPS Z5, Z28, Z5
 	EXP4
 	VBROADCASTSS 48(DX), Z28
 	VMULPS (R13), Z28, Z11
