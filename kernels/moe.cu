@@ -284,21 +284,39 @@ template <class T> __device__ __forceinline__ void combine(const Combine& p) {
   const T* rows = (const T*)p.rows;
   const int terms = p.top_k + p.shared;
   if (p.packed) {
-    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < p.d / N; i += gridDim.y * blockDim.x) {
-      float s[N] = {};
-#pragma unroll 4
-      for (int c = 0; c < terms; c++) {
-        float w;
-        const long at = place(c, w);
-        const Pack<T> v = load16(rows + at + (long)i * N);
-#pragma unroll
-        for (int j = 0; j < N; j++) s[j] += w * to_float(v.v[j]);
-      }
+    // A thread looks up a term for all; then eight rows are on their way at once.
+    constexpr int TERMS = 32;
+    __shared__ long from[TERMS];
+    __shared__ float weight[TERMS];
+    for (int first = blockIdx.y * blockDim.x; first < p.d / N; first += gridDim.y * blockDim.x) {
+      const int i = first + threadIdx.x;
+      const bool live = i < p.d / N;
       Pack<T> out;
-      if (p.residual) {
-        const Pack<T> r = load16((const T*)p.residual + t * p.d + (long)i * N);
+      if (p.residual && live) out = load16((const T*)p.residual + t * p.d + (long)i * N);
+      float s[N] = {};
+      for (int c0 = 0; c0 < terms; c0 += TERMS) {
+        const int many = min(TERMS, terms - c0);
+        __syncthreads();
+        if (threadIdx.x < many) from[threadIdx.x] = place(c0 + threadIdx.x, weight[threadIdx.x]);
+        __syncthreads();
+        if (!live) continue;
+        for (int c1 = 0; c1 < many; c1 += 8) {
+          uint4 v[8];
 #pragma unroll
-        for (int j = 0; j < N; j++) s[j] += to_float(r.v[j]);
+          for (int c = 0; c < 8; c++)
+            if (c1 + c < many) v[c] = *(const uint4*)(rows + from[c1 + c] + (long)i * N);
+#pragma unroll
+          for (int c = 0; c < 8; c++) {
+            if (c1 + c >= many) break;
+#pragma unroll
+            for (int j = 0; j < N; j++) s[j] += weight[c1 + c] * to_float(((const T*)&v[c])[j]);
+          }
+        }
+      }
+      if (!live) continue;
+      if (p.residual) {
+#pragma unroll
+        for (int j = 0; j < N; j++) s[j] += to_float(out.v[j]);
       }
 #pragma unroll
       for (int j = 0; j < N; j++) out.v[j] = from_float<T>(s[j]);
