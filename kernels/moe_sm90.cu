@@ -9,8 +9,8 @@
 // and all columns, f32 accumulators in registers. Row tiles start at the expert's first row wherever that is: what they hold
 // of the next expert is not stored. The work list is found from offsets [E+1] by every block, E up to 1024.
 // With DUAL there are two matrices of N rows, w and up; a tile holds 128 rows of each and y = silu(x w^T) * (x up^T).
-// Epilogue: one rounding; quads of lanes turn their columns so that a lane stores 16 bytes. K and N multiples of 8, rows
-// aligned to 16 bytes. Shared memory: the ring. sm_90a only; empty elsewhere.
+// Results are rounded once, held, and leave during the next tile's products; quads of lanes turn their columns so that a lane
+// stores 16 bytes. K and N multiples of 8, rows aligned to 16 bytes. Shared memory: the ring. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's grouped and cooperative kernels, DeepGEMM.
 #include "moe_sorted.cuh"
 
@@ -48,68 +48,107 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
     if (threadIdx.x == 0) sorted.template produce<BK>(ring, full, empty, xmap, wmap, DUAL ? upmap : wmap, p.n, p.experts, total, steps);
   } else {
     registers_take<232>();
-    const int wg = group - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int at = 0;
+    const int wg = group - 1;
+    int slot = 0, phase = 0;
+    // Uniform to the compiler, which otherwise makes each descriptor between two products, in five times the instructions.
+    auto same = [](uint32_t x) { return __shfl_sync(~0u, x, 0); };
+    const uint64_t x = descriptor(same(shared_address(ring) + wg * (A / 2))), w = descriptor(same(shared_address(ring) + A));
     auto release = [&](int slot) {
       if (threadIdx.x % 128 < 2) barrier_arrive_remote(empty + slot, threadIdx.x % 128);
     };
-    for (int i = worker; i < total; i += workers) {
-      int expert, row, end, column;
-      bool odd;
-      sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
-      row += wg * 64;
-      if (row >= end || column >= p.n) {
-        for (int s = 0; s < steps; s++, at++) {
-          barrier_wait(full + at % STAGES, at / STAGES & 1);
+    auto next = [&] {
+      if (++slot == STAGES) slot = 0, phase ^= 1;
+    };
+    // Results in packs are held, lane t of four with columns 2t, 2t+1 of every 8, and leave EACH packs a step during the products of the
+    // next tile: stores of all blocks at once wait for L2, and the tensor cores for them. Pack i is of the first row of two or the second,
+    // i % 2, and columns 32 (i / 2) on; `to` is where the lane's columns of them begin, as they leave, and `left` what remains of a row
+    // from there.
+    constexpr int PACKS = OUT / 16, LEAVING = 8, EACH = PACKS / LEAVING;
+    uint32_t held[PACKS][4];
+    T* to = nullptr;
+    int left[2] = {};
+    bool waiting = false;
+    auto leave = [&](int i) {
+      uint32_t v[4];
+#pragma unroll
+      for (int q = 0; q < 4; q++) v[q] = held[i][q];
+      transpose4(v, threadIdx.x % 4);
+      if (i / 2 * 32 < left[i % 2]) *(uint4*)(to + i % 2 * 8 * (long)p.n + i / 2 * 32) = make_uint4(v[0], v[1], v[2], v[3]);
+    };
+    auto leave_all = [&] {
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) leave(i);
+    };
+    int expert, row, end, column, i = worker;
+    bool odd;
+    if (i < total) sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
+    while (i < total) {
+      if (row + wg * 64 >= end || column >= p.n) {
+        for (int s = 0; s < steps; s++, next()) {
+          barrier_wait(full + slot, phase);
           asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");  // no warp falls a phase behind
-          release(at % STAGES);
+          release(slot);
         }
+        i += workers;
+        if (i < total) sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
         continue;
       }
       float d[BN / 2];
-      int last = -1;
-      for (int s = 0; s < steps; s++, at++) {
-        const int slot = at % STAGES;
-        barrier_wait(full + slot, at / STAGES & 1);
-        const uint32_t a = shared_address(ring + slot * STAGE) + wg * (A / 2), b = shared_address(ring + slot * STAGE) + A;
+      int last = -1, s = 0;
+      auto products = [&](int s) {
+        barrier_wait(full + slot, phase);
+        const uint32_t stage = same(slot * (STAGE / 16));
         wgmma_pin(d);
         wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < BK / 16; j++) Wgmma<T, BN, 0>::shared(d, descriptor(a + j * 32), descriptor(b + j * 32), s | j);
+        for (int j = 0; j < BK / 16; j++) Wgmma<T, BN, 0>::shared(d, x + stage + j * 2, w + stage + j * 2, s | j);
         wgmma_commit();
         wgmma_pin(d);
+      };
+      auto release_last = [&] {  // the stage of the products before these
         if (last >= 0) {
           wgmma_wait<1>();
           release(last);
         }
         last = slot;
+        next();
+      };
+      if (waiting && steps >= LEAVING) {
+#pragma unroll
+        for (; s < LEAVING; s++) {
+          products(s);
+#pragma unroll
+          for (int i = 0; i < EACH; i++) leave(s * EACH + i);
+          release_last();
+        }
       }
+      for (; s < steps; s++) {
+        products(s);
+        release_last();
+      }
+      if (waiting && steps < LEAVING) leave_all();
+      waiting = true;
+      int own = threadIdx.x;
+      asm volatile("" : "+r"(own), "+r"(i));  // nothing of this in front of the products, or in registers during them
+      const int r = row + (own / 32 - 4) * 16 + own % 32 / 4, c = column + own % 4 * 8;
+      to = (T*)p.y + (long)r * p.n + c;
+#pragma unroll
+      for (int half = 0; half < 2; half++) left[half] = r + 8 * half < end ? min(p.n, column + OUT) - c : 0;
+      i += workers;
+      if (i < total) sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
       wgmma_wait<0>();
       wgmma_pin(d);
       release(last);
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int r = row + warp * 16 + g + half * 8;
-        T* y = (T*)p.y + (long)r * p.n;
+      for (int i = 0; i < PACKS; i++) {
 #pragma unroll
-        for (int j = 0; j < OUT / 32; j++) {
-          uint32_t v[4];
-#pragma unroll
-          for (int q = 0; q < 4; q++) {
-            const int c = 4 * (4 * j + q) + 2 * half;
-            float u0 = d[c], u1 = d[c + 1];
-            if (DUAL) {
-              u0 = silu(u0) * d[BN / 4 + c];
-              u1 = silu(u1) * d[BN / 4 + c + 1];
-            }
-            v[q] = pack2<T>(u0, u1);
-          }
-          transpose4(v, t);
-          const int c = column + j * 32 + t * 8;
-          if (r < end && c < p.n) *(uint4*)(y + c) = make_uint4(v[0], v[1], v[2], v[3]);
+        for (int q = 0; q < 4; q++) {
+          const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
+          held[i][q] = DUAL ? pack2<T>(silu(d[at]) * d[BN / 4 + at], silu(d[at + 1]) * d[BN / 4 + at + 1]) : pack2<T>(d[at], d[at + 1]);
         }
       }
     }
+    if (waiting) leave_all();
   }
   cluster_sync();
 #endif

@@ -106,7 +106,7 @@ var expertsCases = []expertsCase{
 	{t: 5, topK: 2, e: 6, d: 40, f: 24, residual: true}, {t: 1, topK: 8, e: 128, d: 256, f: 136}, {t: 17, topK: 4, e: 16, d: 1032, f: 72}, {t: 64, topK: 8, e: 64, d: 128, f: 64, residual: true},
 	{t: 64, topK: 2, e: 8, d: 64, f: 128, ids: "one"}, {t: 1, topK: 1, e: 4, d: 64, f: 40, shared: true}, {t: 9, topK: 3, e: 16, d: 1040, f: 72, shared: true, residual: true}, {t: 64, topK: 2, e: 8, d: 64, f: 128, shared: true}, {t: 65, topK: 2, e: 8, d: 64, f: 128}, {t: 130, topK: 3, e: 4, d: 72, f: 200, ids: "few"}, {t: 300, topK: 2, e: 3, d: 264, f: 328, ids: "one", residual: true},
 	{t: 257, topK: 8, e: 64, d: 136, f: 264}, {t: 520, topK: 1, e: 2, d: 320, f: 520},
-	{t: 6364, topK: 1, e: 43, d: 264, f: 72, ids: "rising"}, // tiles of every height
+	{t: 6364, topK: 1, e: 43, d: 264, f: 72, ids: "rising"}, {t: 70, topK: 40, e: 48, d: 72, f: 16, residual: true}, // tiles of every height, more terms than are looked up at once
 }
 
 func TestDeviceExperts(t *testing.T) {
