@@ -6,8 +6,8 @@
 
 #ifdef SEAFAN_HOPPER
 template <class T, int COLS> struct Plain {
-  static constexpr int BK = 64, XTILES = 1;
-  static constexpr bool STEPS = false, LATE = false;
+  static constexpr int BK = 64, XTILES = 1, READERS = 1;
+  static constexpr bool STEPS = false, BLOCK = false, LATE = false;
   typedef T Bias;
   template <class F> static __device__ __forceinline__ void dispatch(int out, F f) {
     if (out == 2) f(float(), T()); else f(T(), T());

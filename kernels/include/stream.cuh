@@ -70,10 +70,11 @@ template <class Out> __device__ __forceinline__ void put4(const Sink& s, long i,
   }
 }
 
-// Math has BK, the k of a stage; XTILES, the boxes of 128 bytes that x comes in; Bias, its type; STEPS, whether operands are codes;
-// step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the second wgmma tile, unless `second` is 0, lies
-// that many bytes behind the first) and calls release when it no longer reads the stage; LATE, whether it leaves products under way
-// and means the stage before; and dispatch(out, f), which calls f with the types of the result and of the residual.
+// Math has BK, the k of a stage; XTILES, the boxes of 128 bytes that x comes in; Bias, its type; STEPS, whether operands are codes, and
+// BLOCK, whether with steps that change along k; step(d, w, x, second, release, of_w, of_x), which adds a stage's product to d (the
+// second wgmma tile, unless `second` is 0, lies that many bytes behind the first) and calls release when it no longer reads the stage;
+// READERS, how many warps of a warpgroup say so, 1 or 4; LATE, whether it leaves products under way and means the stage before; and
+// dispatch(out, f), which calls f with the types of the result and of the residual.
 template <class Math, int COLS, bool DUAL, Form FORM, class Source>
 __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& wmap, const Params& p) {
   constexpr bool CODING = IsRows<Source>::value, ALONE = FORM == Alone, HALVES = FORM == Halves, OWN = ALONE || HALVES;
@@ -88,7 +89,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   const int W = p.rows * p.pair * 128, STAGE = W + X;
   const int rank = blockIdx.x % BLOCKS, owner = blockIdx.x / BLOCKS;
   unsigned char* sums = ring + p.stages * STAGE;  // of each warpgroup: from the three behind it, float2 or float4 [PART / 2][128]; else float2 or float4 [tiles][2][PART / 4][128]
-  unsigned char* rows = sums + (OWN ? p.pair * COLS * 128 : 6 * PART_BYTES);  // codes [m][count * BK], what they are made of
+  unsigned char* rows = sums + (OWN ? p.pair * COLS * 128 : 6 * PART_BYTES);  // codes [m][count * BK], what they are made of; or steps of x
   const int steps = (p.k + BK - 1) / BK, k_first = steps * rank / BLOCKS, count = steps * (rank + 1) / BLOCKS - k_first;
   const int tile_rows = p.rows * p.pair / (DUAL ? 2 : 1), row_first = owner * p.tiles * tile_rows;
   int tiles = 1;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     if (CODING) barrier_init(&coded, 8);
     for (int i = 0; i < p.stages; i++) {
       barrier_init(full + i, CODING ? 2 : 1);
-      barrier_init(empty + i, OWN ? 2 : 1);
+      barrier_init(empty + i, (OWN ? 2 : 1) * Math::READERS);
     }
     for (int i = 0; i < 2 && !ALONE; i++) {
       barrier_init(received + i, 1);
@@ -182,8 +183,14 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     }
     return;
   }
+  // Steps of x that change along k, [count][COLS]: pairs of columns are swizzled, as a warp writes those of one column.
+  constexpr bool XK = Math::BLOCK && Math::XTILES == 1;
+  auto xk_at = [&](int s, int column) { return (float*)rows + s * COLS + (column ^ 2 * s % (COLS < 32 ? COLS : 32)); };
   if (Math::STEPS && !CODING) {
     if (threadIdx.x < COLS) x_steps[threadIdx.x] = p.steps.x && threadIdx.x < p.m ? p.steps.x[(long)threadIdx.x * p.steps.x_row] : 1.f;
+    if (XK)
+      for (int r = threadIdx.x / 32; r < COLS; r += 8)
+        for (int s = threadIdx.x % 32; s < count; s += 32) *xk_at(s, r) = p.steps.xk && r < p.m ? p.steps.xk[(long)r * p.steps.xk_row + k_first + s] : 1.f;
     asm volatile("bar.sync 3, 256;" ::: "memory");
   }
   if (!ALONE) cluster_wait();
@@ -234,15 +241,27 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     for (int s = start; s < count; s += TURN) {
       if (!OWN)
         for (slot += tile * count + s - at, at = tile * count + s; slot >= p.stages; slot -= p.stages) parity ^= 1;
+      // Steps of this k: before the stage is waited for, but where wgmma by turns leaves no registers for it.
+      constexpr bool EARLY = Math::BLOCK && (Math::READERS > 1 || Math::XTILES == 1 || HALVES);
+      auto of_w = [&](int i, int half) {
+        const int c = min(row + (DUAL ? 0 : i * apart()) + warp * 16 + g + half * 8, p.n - 1) + (DUAL && i ? p.n : 0);
+        return p.steps.wk ? p.steps.wk[(long)(c / 128) * p.steps.wk_row + k_first + s] : 1.f;
+      };
+      float wk[2][2], xk[COLS / 4];
+      if (EARLY)
+#pragma unroll
+        for (int i = 0; i < 4; i++) wk[i / 2][i % 2] = of_w(i / 2, i % 2);
+      if (XK)
+#pragma unroll
+        for (int j = 0; j < COLS / 4; j += 2) {
+          const float2 two = *(const float2*)xk_at(s, j * 4 + 2 * t);
+          xk[j] = two.x, xk[j + 1] = two.y;
+        }
       barrier_wait(full + slot, parity);
       const uint32_t stage = shared_address(ring + slot * STAGE);
       Math::step(
-          d, stage + above * 128, stage + W, second, [&]() { if (mine == 0 && (!Math::LATE || held >= 0)) barrier_arrive(empty + (Math::LATE ? held : slot)); },
-          [&](int i, int half) {
-            const int c = min(row + (DUAL ? 0 : i * apart()) + warp * 16 + g + half * 8, p.n - 1) + (DUAL && i ? p.n : 0);
-            return p.steps.wk ? p.steps.wk[(long)(c / 128) * p.steps.wk_row + k_first + s] : 1.f;
-          },
-          [&](int j) { return p.steps.xk ? p.steps.xk[min(j / 2 * 8 + 2 * t + j % 2, p.m - 1) * (long)p.steps.xk_row + k_first + s] : 1.f; });
+          d, stage + above * 128, stage + W, second, [&]() { if ((Math::READERS > 1 ? lane : mine) == 0 && (!Math::LATE || held >= 0)) barrier_arrive(empty + (Math::LATE ? held : slot)); },
+          [&](int i, int half) { return EARLY ? wk[i][half] : of_w(i, half); }, [&](int j) { return xk[j]; });
       held = slot;
       if (OWN && ++slot == p.stages) slot = 0, parity ^= 1;
     }

@@ -42,7 +42,7 @@ func (g FP8Gemm) rows() int {
 
 // streams says whether the kernel that reads the weights once takes the launch.
 func (g FP8Gemm) streams(gpu Target) bool {
-	return gpu.Hopper() && !g.Exact && g.M <= streamColumns && g.WType == E4M3 && (g.XType == E4M3 || !isCodes(g.XType)) && !(g.XSteps.vector() && !g.WSteps.square())
+	return gpu.Hopper() && !g.Exact && g.M <= streamColumns && g.WType == E4M3 && (g.XType == E4M3 || !isCodes(g.XType)) && !(g.XSteps.vector() && !g.WSteps.square()) && (g.wide() || !g.blocked() || g.K <= 1<<16)
 }
 
 func (g FP8Gemm) columns() int { return max(16, Gemm{M: g.M}.columns()) }
@@ -205,10 +205,8 @@ func (g FP8Gemm) stream(q Queue) error {
 	columns := g.columns()
 	many := alone
 	switch {
-	case g.wide():
+	case g.wide(), g.blocked():
 		many = inHalves
-	case g.blocked():
-		many = inTurns
 	}
 	c, steps := cutStream(q.Target(), g.N, g.SwiGLU, many), ceilDiv(g.K, 128)
 	x, w := g.maps(columns, c.box)
@@ -219,6 +217,9 @@ func (g FP8Gemm) stream(q Queue) error {
 		args = append([]Arg{{"w", w}, {"x", g.X}, {"x_stride", g.XStride}}, args...)
 	} else {
 		args = append([]Arg{{"x", x}, {"w", w}}, args...)
+	}
+	if g.blocked() && !g.wide() {
+		more = columns * 4 * ceilDiv(steps, c.blocks) // the steps of x
 	}
 	return q.Launch(c.launch(q.Target(), fmt.Sprintf("fp8_stream_%s%v_%d%s%s", kind, g.XType, columns, c.form, g.suffix()), columns, width, steps, more, g.Computed, args))
 }
