@@ -3,18 +3,19 @@
 // A persistent block walks tiles of 128 rows by BN columns (256, 224 or 128). Warpgroup 0 is the producer: one thread keeps a
 // ring of stages of 128 k filled (x 16 KB, w BN*128 bytes). Warpgroups 1 and 2 own 64 rows each and all BN columns. The tensor
 // cores add up 128 columns over 128 k into 64 registers, in fewer bits than a float has; these partial sums are added in f32
-// to the accumulators while the other warpgroup's products run. A cluster of two blocks owns two row tiles of one column
-// tile: each block loads half of the w tile and multicasts it to both.
+// to the accumulators while the other warpgroup's products run; the first 128 k go straight there. A cluster of two blocks owns two
+// row tiles of one column tile: each block loads half of the w tile and multicasts it to both.
 // With DUAL, w is [2F,K] and the tile holds BN/2 rows of its first half and BN/2 of its second: y[M,F] =
 // silu(x w1^T) * (x w2^T) comes out of the accumulators of one thread.
 // With BLOCK, partial sums are scaled by the steps of 1 x 128 of x and 128 x 128 of w. Epilogue: steps of rows and columns, +
 // bias[N] (f32), + residual[M,N] of the result's type, one rounding to bf16, f16 or f32; or to E4M3 codes with a step of their
-// own and the amax of what was rounded. Rows aligned to 16 bytes. Shared memory: 4 stages of 48 KB (BN 256) or 44 (BN 224), or
-// 6 of 32 KB (BN 128), 16 KB for results that do not leave from registers, at most 5 KB of steps and bias, and barriers.
-// sm_90a only; empty elsewhere.
+// own and the amax of what was rounded. Packs of 16-bit results leave during the next tile's first products. Rows aligned to 16
+// bytes. Shared memory: 4 stages of 48 KB (BN 256) or 44 (BN 224), or 6 of 32 KB (BN 128), 16 KB for results that do not leave from
+// registers, at most 5 KB of steps and bias, and barriers. sm_90a only; empty elsewhere.
 // Design read: DeepGEMM (promotion of partial sums), CUTLASS's cooperative warp-specialised kernel.
 #include "epilogue.cuh"
 #include "fp8.cuh"
+#include "grid.cuh"
 #include "pick.cuh"
 #include "tiles.cuh"
 #include "wgmma_fp8.cuh"
@@ -49,8 +50,9 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     ring_init(full, empty, CLUSTER);
   }
   if (CLUSTER > 1) cluster_sync(); else __syncthreads();
-  grid_wait();
+  grid_launch();
   const int steps = (p.k + BK - 1) / BK;
+  const int worker = blockIdx.x / CLUSTER, workers = gridDim.x / CLUSTER;
   if (group == 0) {
     registers_give<40>();
     if (threadIdx.x == 0) {
@@ -59,9 +61,11 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         if (++slot == STAGES) slot = 0, parity ^= 1;
       };
       const Tile tiles(p.m, p.n, rank);
-      for (int tile = blockIdx.x / CLUSTER; tile < tiles.count(); tile += gridDim.x / CLUSTER) {
-        int row, column;
-        tiles.place(tile, row, column);
+      int row, column;
+      tiles.place(worker, row, column);  // before the launch in front has ended
+      grid_block();
+      for (int tile = worker; tile < tiles.count(); tile += workers) {
+        if (tile != worker) tiles.place(tile, row, column);
         for (int s = 0; s < steps; s++, next()) {
           barrier_wait(empty + slot, parity);
           unsigned char* a = ring + slot * STAGE;
@@ -76,27 +80,64 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     const int wg = __shfl_sync(~0u, group - 1, 0);
     int slot = 0, parity = 0;
     float amax = 0.f;
+    float *const of_columns = ends + wg * (2 * BN + 64), *const of_rows = of_columns + 2 * BN;
+    // Packs of results, as in gemm_sm90.cu: lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t, 2t+1 of every 8 in its
+    // accumulators. They leave during the first products of the next tile, which have no sums to be added to.
+    constexpr int PACKS = OUT / 32;
+    uint32_t held[2 * PACKS][4] = {};
+    uint16_t* to = nullptr;
+    int left[2] = {};
+    bool waiting = false;
+    auto leave = [&]() {
+#pragma unroll
+      for (int i = 0; i < 2 * PACKS; i++) {
+        uint32_t v[4];
+#pragma unroll
+        for (int q = 0; q < 4; q++) v[q] = held[i][q];
+        transpose4(v, threadIdx.x % 4);
+        if (i / 2 * 32 < (i % 2 ? left[1] : left[0])) *(uint4*)(to + i % 2 * 8 * p.sink.stride + i / 2 * 32) = make_uint4(v[0], v[1], v[2], v[3]);
+      }
+    };
+    // Descriptors of a stage, uniform to the compiler and made before the products in front are waited for: it would make each between two
+    // products, in three times the instructions.
+    auto same = [](uint32_t x) { return __shfl_sync(~0u, x, 0); };
+    const uint64_t rows = descriptor(same(shared_address(ring) + wg * (X / 2))), columns = descriptor(same(shared_address(ring) + X));
+    uint64_t a, b;
+    auto ready = [&]() {
+      barrier_wait(full + slot, parity);
+      const uint32_t stage = same(slot * (STAGE / 16));
+      uint32_t of_a = (uint32_t)rows + stage, of_b = (uint32_t)columns + stage;
+      asm volatile("" : "+r"(of_a), "+r"(of_b));
+      a = rows >> 32 << 32 | of_a, b = columns >> 32 << 32 | of_b;
+    };
+    auto release = [&](uint64_t* done) {
+      if (threadIdx.x % 128 < CLUSTER) {
+        if (CLUSTER > 1) barrier_arrive_remote(done, threadIdx.x % 128); else barrier_arrive(done);
+      }
+    };
+    grid_block();
     const Tile tiles(p.m, p.n, rank);
-    for (int tile = blockIdx.x / CLUSTER; tile < tiles.count(); tile += gridDim.x / CLUSTER) {
+    for (int tile = worker; tile < tiles.count(); tile += workers) {
+      float sums[PARTS][PART / 2];
+      auto d = [&](int i) -> float& { return sums[i / (PART / 2)][i % (PART / 2)]; };
+      uint64_t* done = empty + slot;
+      ready();
+      wgmma_fence();
+#pragma unroll
+      for (int h = 0; h < PARTS; h++)
+#pragma unroll
+        for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, PART>::shared(sums[h], a + j * 2, b + (h * PART * BK / 16 + j * 2), j);
+      wgmma_commit();
+#pragma unroll
+      for (int h = 0; h < PARTS; h++) wgmma_pin(sums[h]);
+      if (waiting) leave();
       int row, column;
       tiles.place(tile, row, column);
-      float d[BN / 2];
-#pragma unroll
-      for (int i = 0; i < BN / 2; i++) d[i] = 0.f;
-      // Steps that change along k: two rows of x, and each 64 columns of the tile.
-      int x0, x1, w0, w1;
-      if (BLOCK) {
-        const int r0 = row + wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-        x0 = min(r0, p.m - 1) * p.steps.xk_row, x1 = min(r0 + 8, p.m - 1) * p.steps.xk_row, w0 = column / 128 * p.steps.wk_row;
-        // From the tile's first half to its second; columns behind the last read the steps of the first.
-        w1 = w0 + (DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0);
-      }
       // What the end of the tile takes comes during the products: steps and bias of the columns, steps of this warpgroup's rows. With DUAL
       // the tile's columns are two stretches of w.
       auto copy = [](float* to, const float* from) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
       };
-      float *const of_columns = ends + wg * (2 * BN + 64), *const of_rows = of_columns + 2 * BN;
       asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
       for (int at = threadIdx.x % 128; at < BN; at += 128) {
         const int c = column + (DUAL ? at % OUT : at);
@@ -107,113 +148,124 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         float* to = of_rows + threadIdx.x % 128;
         if (p.steps.x) copy(to, p.steps.x + (long)min(row + wg * 64 + (int)threadIdx.x % 128, p.m - 1) * p.steps.x_row); else *to = 1.f;
       }
-      Settled a, b;
-      auto ready = [&]() {  // of a step, before the products in front of it are waited for
-        barrier_wait(full + slot, parity);
-        a.set(ring + slot * STAGE + wg * (X / 2)), b.set(ring + slot * STAGE + X);
+      // Steps that change along k: two rows of x, and each 64 columns of the tile.
+      int x0, x1, w0, w1;
+      if (BLOCK) {
+        const int r0 = row + wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+        x0 = min(r0, p.m - 1) * p.steps.xk_row, x1 = min(r0 + 8, p.m - 1) * p.steps.xk_row, w0 = column / 128 * p.steps.wk_row;
+        // From the tile's first half to its second; columns behind the last read the steps of the first.
+        w1 = w0 + (DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0);
+      }
+      // Steps of 128 k come during the products of the 128 k in front, those of the first two together.
+      struct OfK { float x0 = 1.f, x1 = 1.f, w[2] = {1.f, 1.f}; } of_k, ahead;
+      auto fetch_k = [&](OfK& of, int s) {
+        if (p.steps.xk) of.x0 = p.steps.xk[x0 + s], of.x1 = p.steps.xk[x1 + s];
+        if (p.steps.wk) of.w[0] = p.steps.wk[w0 + s], of.w[1] = p.steps.wk[w1 + s];
       };
-      // Steps of 128 k come during the products of the 128 k in front.
-      float of_k[4] = {1.f, 1.f, 1.f, 1.f};  // two rows of x, two stretches of w
-      auto fetch_k = [&](int s) {
-        if (p.steps.xk) of_k[0] = p.steps.xk[x0 + s], of_k[1] = p.steps.xk[x1 + s];
-        if (p.steps.wk) of_k[2] = p.steps.wk[w0 + s], of_k[3] = p.steps.wk[w1 + s];
-      };
-      if (BLOCK) fetch_k(0);
-      ready();
-      for (int s = 0; s < steps; s++) {
-        const float fx0 = of_k[0], fx1 = of_k[1], fw[2] = {of_k[2], of_k[3]};
+      auto factor = [&](int h, int i) { return (i % 4 < 2 ? of_k.x0 : of_k.x1) * of_k.w[PARTS == 2 ? h : i / 32]; };
+      if (BLOCK) fetch_k(of_k, 0), fetch_k(ahead, min(1, steps - 1));
+      if (++slot == STAGES) slot = 0, parity ^= 1;
+      if (steps > 1) ready();
+      wgmma_wait<0>();
+#pragma unroll
+      for (int h = 0; h < PARTS; h++) {
+        wgmma_pin(sums[h]);
+#pragma unroll
+        for (int i = 0; BLOCK && i < PART / 2; i++) sums[h][i] *= factor(h, i);
+      }
+      release(done);
+      for (int s = 1; s < steps; s++) {
+        of_k = ahead;
 #pragma unroll
         for (int h = 0; h < PARTS; h++) {
           float part[PART / 2];
           wgmma_fence();
 #pragma unroll
-          for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, PART>::shared(part, a.at(j * 32), b.at(h * PART * BK + j * 32), j);
+          for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, PART>::shared(part, a + j * 2, b + (h * PART * BK / 16 + j * 2), j);
           wgmma_commit();
           wgmma_pin(part);
-          if (BLOCK && h == 0) fetch_k(min(s + 1, steps - 1));
-          uint64_t* const done = empty + slot;
+          if (BLOCK && h == 0) fetch_k(ahead, min(s + 1, steps - 1));
+          done = empty + slot;
           if (h == PARTS - 1) {
             if (++slot == STAGES) slot = 0, parity ^= 1;
             if (s + 1 < steps) ready();
           }
           wgmma_wait<0>();
           wgmma_pin(part);
-          if (h == PARTS - 1 && threadIdx.x % 128 < CLUSTER) {
-            if (CLUSTER > 1) barrier_arrive_remote(done, threadIdx.x % 128); else barrier_arrive(done);
-          }
+          if (h == PARTS - 1) release(done);
 #pragma unroll
           for (int i = 0; i < PART / 2; i++) {
-            if (BLOCK) {
-              const float f = fw[PARTS == 2 ? h : i / 32];
-              d[h * (PART / 2) + i] += part[i] * (i % 4 < 2 ? fx0 * f : fx1 * f);
-            } else {
-              d[h * (PART / 2) + i] += part[i];
-            }
+            if (BLOCK) sums[h][i] += part[i] * factor(h, i);
+            else sums[h][i] += part[i];
           }
         }
       }
       asm volatile("cp.async.wait_all;\n\tbar.sync %0, 128;" ::"r"(wg + 1) : "memory");
-      // The end of a tile is a loop over some of its columns: unrolled, it would come from memory instruction by instruction once a launch.
-      int own = threadIdx.x, n = p.n;
-      asm volatile("" : "+r"(own), "+r"(n));  // nothing of this in registers during the products
+      int own = threadIdx.x, n = p.n, place = tile;
+      asm volatile("" : "+r"(own), "+r"(n), "+r"(place));  // nothing of this in registers during the products
+      tiles.place(place, row, column);
       const int g = own % 32 / 4, t = own % 4, r0 = row + (own / 32 - 4) * 16 + g;
-      // Whole packs of 8 columns of 16 bits, as in gemm_sm90.cu: lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t,
-      // 2t+1 of every 8 in its accumulators.
-      auto finish_packed = [&](auto out) {
-        typedef decltype(out) T;
-        T* y = (T*)p.sink.y + r0 * p.sink.stride + column + 8 * t;
-        const T* from = (const T*)p.sink.residual + r0 * p.sink.residual_stride + column + 8 * t;
-        const bool adds = !DUAL && p.sink.residual;
+      waiting = p.sink.out < 2 && !p.sink.amax && n % 8 == 0 && p.sink.stride % 8 == 0 && (uint64_t)p.sink.y % 16 == 0 && p.sink.residual_stride % 8 == 0 &&
+                (uint64_t)p.sink.residual % 16 == 0;
+      if (waiting) {  // steps, bias and residual by sections of their own: a tile without them takes few instructions
+        const int first = column + 8 * t;
+        to = (uint16_t*)p.sink.y + r0 * p.sink.stride + first;
+#pragma unroll
+        for (int half = 0; half < 2; half++) left[half] = r0 + 8 * half < p.m ? min(n, column + OUT) - first : 0;
         const float f[2] = {of_rows[own / 32 % 4 * 16 + g], of_rows[own / 32 % 4 * 16 + g + 8]};
-        uint4 ahead[2];
-        auto fetch = [&](int c) {
+        if (p.steps.x_row | p.steps.w_row || !DUAL && p.sink.bias) {
 #pragma unroll
-          for (int half = 0; half < 2; half++)
-            ahead[half] = r0 + 8 * half < p.m && column + c + 8 * t < n ? *(const uint4*)(from + 8 * half * p.sink.residual_stride + c) : make_uint4(0, 0, 0, 0);
-        };
-        if (adds) fetch(0);
-#pragma unroll 1
-        for (int j = 0; j < OUT / 32; j++) {
-          float v[2][16];  // and what the gates multiply
-          pick<0, OUT / 32>(j, [&](auto j) {
+          for (int i = 0; i < BN / 8; i++) {
+            const float2 w = *(const float2*)(of_columns + 8 * i + 2 * t), bias = DUAL ? make_float2(0.f, 0.f) : *(const float2*)(of_columns + BN + 8 * i + 2 * t);
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
-              v[0][i] = d[16 * j.value + i];
-              if (DUAL) v[1][i] = d[BN / 4 + 16 * j.value + i];
-            }
-          });
-          uint32_t x[2][4], words[2][4];
-          if (adds) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-              x[half][0] = ahead[half].x, x[half][1] = ahead[half].y, x[half][2] = ahead[half].z, x[half][3] = ahead[half].w;
-              transpose4(x[half], t);
-            }
-            if (j + 1 < OUT / 32) fetch(32 * j + 32);
+            for (int at = 4 * i; at < 4 * i + 4; at += 2) d(at) = fmaf(d(at), f[at / 2 % 2] * w.x, bias.x), d(at + 1) = fmaf(d(at + 1), f[at / 2 % 2] * w.y, bias.y);
+            if (i % 4 == 3) asm volatile("" ::: "memory");  // no more of them in registers
           }
+        } else if (p.steps.x || p.steps.w) {
+          const float one = f[0] * of_columns[0];
+#pragma unroll
+          for (int i = 0; i < BN / 2; i++) d(i) = fmaf(d(i), one, 0.f);
+        }
+        if (DUAL) {
+#pragma unroll
+          for (int i = 0; i < BN / 4; i++) d(i) = fmaf(silu(d(i)), d(BN / 4 + i), 0.f);  // no zero is negative
+        }
+        auto add = [&](auto of) {
+          typedef decltype(of) T;
+          const uint16_t* from = (const uint16_t*)p.sink.residual + r0 * p.sink.residual_stride + first;
+          uint32_t ahead[3][4];
+          auto fetch = [&](int i) {
+            const uint4 e = i / 2 * 32 < left[i % 2] ? *(const uint4*)(from + i % 2 * 8 * p.sink.residual_stride + i / 2 * 32) : make_uint4(0, 0, 0, 0);
+            ahead[i % 3][0] = e.x, ahead[i % 3][1] = e.y, ahead[i % 3][2] = e.z, ahead[i % 3][3] = e.w;
+          };
+          fetch(0), fetch(1);
+#pragma unroll
+          for (int i = 0; i < 2 * PACKS; i++) {
+            if (i + 2 < 2 * PACKS) fetch(i + 2);
+            auto& e = ahead[i % 3];
+            transpose4(e, t);
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+              const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
+              d(at) += to_float(((const T*)&e[q])[0]), d(at + 1) += to_float(((const T*)&e[q])[1]);
+            }
+            asm volatile("" ::: "memory");  // no more packs than these in registers
+          }
+        };
+        if (!DUAL && p.sink.residual) {
+          if (p.sink.out == 0) add(bf16()); else add(f16());
+        }
+        const bool wide = p.sink.out == 0;
+#pragma unroll
+        for (int i = 0; i < 2 * PACKS; i++)
 #pragma unroll
           for (int q = 0; q < 4; q++) {
-            const int c = 32 * j + 8 * q + 2 * t;
-            const float2 fw = *(const float2*)(of_columns + c), bias = *(const float2*)(of_columns + BN + c);
-            const float2 fw1 = DUAL ? *(const float2*)(of_columns + BN / 2 + c) : fw;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-              const int i = 4 * q + 2 * half;
-              float a = v[0][i] * (f[half] * fw.x), b = v[0][i + 1] * (f[half] * fw.y);
-              if (DUAL) a = silu(a) * (v[1][i] * (f[half] * fw1.x)), b = silu(b) * (v[1][i + 1] * (f[half] * fw1.y));
-              a += bias.x, b += bias.y;
-              if (adds) a += to_float(((const T*)&x[half][q])[0]), b += to_float(((const T*)&x[half][q])[1]);
-              words[half][q] = pack2<T>(a, b);
-            }
+            const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
+            held[i][q] = wide ? pack2<bf16>(d(at), d(at + 1)) : pack2<f16>(d(at), d(at + 1));
           }
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            transpose4(words[half], t);
-            if (r0 + half * 8 < p.m && column + 32 * j + 8 * t < n)  // asm: the compiler makes four stores of one of the two
-              asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(y + half * 8 * p.sink.stride + 32 * j), "r"(words[half][0]), "r"(words[half][1]), "r"(words[half][2]), "r"(words[half][3]) : "memory");
-          }
-        }
-      };
+        continue;
+      }
+      // The end of such a tile is a loop over some of its columns: unrolled, it would come from memory instruction by instruction once a launch.
       // Others: 32 columns pass through 2 KB of a warp's own, chunks of 16 bytes swizzled; with DUAL 16 and what their gates multiply. A
       // lane finishes 8 columns of rows g and g+8, or of one of them; for whole lines of f32 twice 4.
       auto finish = [&](auto out) {
@@ -234,7 +286,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
               for (int half = 0; half < 2; half++) {
                 const int at = (DUAL ? 8 * piece.value + q % 2 * 4 + q / 2 * (BN / 4) : 16 * piece.value + 4 * q) + 2 * half;
-                *(float2*)(stage + half * 1024 + ((2 * q + t / 2) ^ swizzle) * 16 + t % 2 * 8) = make_float2(d[at], d[at + 1]);
+                *(float2*)(stage + half * 1024 + ((2 * q + t / 2) ^ swizzle) * 16 + t % 2 * 8) = make_float2(d(at), d(at + 1));
               }
           });
           __syncwarp();
@@ -246,14 +298,14 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
             float u[8];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-              auto sums = [&](int chunk) { return load16((const float*)(stage + half * 1024 + (chunk ^ swizzle) * 16)); };
+              auto stored = [&](int chunk) { return load16((const float*)(stage + half * 1024 + (chunk ^ swizzle) * 16)); };
               auto ends = [&](int at) { return load16(of_columns + of + NEXT * j + at); };
               const int chunk = (mine + NEXT * j) / 4;
-              const auto v = sums(chunk), fw = ends(0), bias = ends(BN);
+              const auto v = stored(chunk), fw = ends(0), bias = ends(BN);
 #pragma unroll
               for (int e = 0; e < 4; e++) u[4 * j + e] = v.v[e] * (f * fw.v[e]);
               if (DUAL) {
-                const auto up = sums(4 + chunk), fw1 = ends(BN / 2);
+                const auto up = stored(4 + chunk), fw1 = ends(BN / 2);
 #pragma unroll
                 for (int e = 0; e < 4; e++) u[4 * j + e] = silu(u[4 * j + e]) * (up.v[e] * (f * fw1.v[e]));
               }
@@ -283,15 +335,17 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           }
         }
       };
-      const bool packs = !p.sink.amax && n % 8 == 0 && p.sink.stride % 8 == 0 && (uint64_t)p.sink.y % 16 == 0 && p.sink.residual_stride % 8 == 0 &&
-                         (uint64_t)p.sink.residual % 16 == 0;
-      if (packs && p.sink.out == 0) finish_packed(bf16());
-      else if (packs && p.sink.out == 1) finish_packed(f16());
-      else if (p.sink.out == 0) finish(bf16());
+#pragma unroll
+      for (int i = 0; i < 2 * PACKS; i++)
+#pragma unroll
+        for (int q = 0; q < 4; q++) held[i][q] = 0;  // nothing of it in registers during the products
+      to = nullptr, left[0] = left[1] = 0;
+      if (p.sink.out == 0) finish(bf16());
       else if (p.sink.out == 1) finish(f16());
       else if (p.sink.out == 2) finish(float());
       else finish(Codes());
     }
+    if (waiting) leave();
     put_amax(p.sink, amax);
   }
   if (CLUSTER > 1) cluster_sync();

@@ -225,6 +225,9 @@ func fp8Cases() (cs []fp8Case) {
 		fp8Case{m: 130, n: 8520, k: 144, x: E4M3, w: E5M2, out: F16, bias: true, residual: true},
 		fp8Case{m: 132, n: 8501, k: 144, x: E4M3, w: E4M3, xs: row, ws: row, out: E4M3, bias: true},
 		fp8Case{m: 140, n: 4300, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, swiglu: true},
+		// Several tiles a block, whose results leave during the products of the next: of 224 columns, and of 256 with steps along k.
+		fp8Case{m: 512, n: 8720, k: 144, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, bias: true, residual: true},
+		fp8Case{m: 512, n: 12744, k: 144, x: E4M3, w: E4M3, xs: vec, ws: sq, out: F16},
 		// Rows of a block's own, several tiles.
 		fp8Case{m: 33, n: 13003, k: 272, x: E4M3, w: E4M3, xs: row, ws: row, out: BF16, bias: true, residual: true},
 		fp8Case{m: 64, n: 13003, k: 144, x: E4M3, w: E4M3, xs: vec, ws: sq, out: F32, residual: true},
