@@ -440,7 +440,7 @@ func TestDeviceSpeedFP8(t *testing.T) {
 		swiglu  bool
 	}{
 		{8192, 8192, 8192, E4M3, FP8Steps{}, FP8Steps{}, false}, {8192, 8192, 8192, E4M3, vec, sq, false}, {2048, 14336, 4096, E4M3, FP8Steps{}, FP8Steps{}, false}, {2048, 14336, 4096, E4M3, row1, row1, false},
-		{2048, 14336, 4096, E4M3, vec, sq, false}, {2048, 4096, 14336, E4M3, FP8Steps{}, FP8Steps{}, false}, {2048, 14336, 4096, E4M3, row1, row1, true}, {256, 14336, 4096, E4M3, FP8Steps{}, FP8Steps{}, false},
+		{2048, 14336, 4096, E4M3, vec, sq, false}, {2048, 4096, 14336, E4M3, FP8Steps{}, FP8Steps{}, false}, {2048, 14336, 4096, E4M3, row1, row1, true}, {256, 14336, 4096, E4M3, FP8Steps{}, FP8Steps{}, false}, {256, 14336, 4096, E4M3, row1, row1, false}, {512, 14336, 4096, E4M3, row1, row1, false},
 		{64, 14336, 4096, E4M3, row1, row1, false}, {32, 14336, 4096, E4M3, row1, row1, false}, {16, 14336, 4096, E4M3, row1, row1, false}, {1, 14336, 4096, E4M3, row1, row1, false}, {16, 14336, 4096, E4M3, vec, sq, false}, {64, 14336, 4096, E4M3, row1, row1, true}, {1, 14336, 4096, E4M3, row1, row1, true},
 		{64, 14336, 4096, BF16, FP8Steps{}, row1, false}, {32, 14336, 4096, BF16, FP8Steps{}, row1, false}, {16, 14336, 4096, BF16, FP8Steps{}, row1, false}, {1, 14336, 4096, BF16, FP8Steps{}, row1, false},
 		{1, 14336, 4096, BF16, FP8Steps{}, sq, false}, {1, 14336, 4096, BF16, FP8Steps{}, row1, true}, {1, 4096, 4096, BF16, FP8Steps{}, row1, false}, {1, 6144, 4096, BF16, FP8Steps{}, row1, false}, {1, 4096, 14336, BF16, FP8Steps{}, row1, false},
