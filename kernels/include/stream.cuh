@@ -83,7 +83,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   constexpr int PART = OWN ? COLS / 4 : COLS == 8 ? 1 : COLS / 8, PART_BYTES = PART * 2 * 4 * 128, SENDERS = OWN ? 1 : 3, BLOCKS = ALONE ? 1 : CLUSTER;
   constexpr int BK = Math::BK, X = Math::XTILES * COLS * 128;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES], received[2], freed[2], coded;  // the last: every warp has coded its part of the rows
+  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES], received[2], freed[2], coded;  // the last: every thread has coded its part of the rows
   __shared__ float x_steps[Math::STEPS ? COLS : 1];
   unsigned char* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const int W = p.rows * p.pair * 128, STAGE = W + X;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
   if (threadIdx.x == (OWN ? 256 : 0)) {
     prefetch_map(&wmap);
     if constexpr (!CODING) prefetch_map(&source);
-    if (CODING) barrier_init(&coded, 8);
+    if (CODING) barrier_init(&coded, 256);
     for (int i = 0; i < p.stages; i++) {
       barrier_init(full + i, CODING ? 2 : 1);
       barrier_init(empty + i, (OWN ? 2 : 1) * Math::READERS);
@@ -166,8 +166,7 @@ __device__ __forceinline__ void stream(const Source& source, const CUtensorMap& 
     if constexpr (CODING) {
       code_rows(Coded{rows, ring + W, count, primed, STAGE}, x_steps, source, p.m, p.k, k_first * BK, rows + p.m * count * BK);
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      __syncwarp();  // a call returns lane by lane
-      if (threadIdx.x % 32 == 0) barrier_arrive(&coded);
+      barrier_arrive(&coded);  // each lane: racecheck does not follow one that arrives for its warp
     } else {
       grid_block();
     }
