@@ -161,9 +161,6 @@ func TestCompareShowsEveryLayer(t *testing.T) {
 	}
 }
 
-// TestCompareCounts holds the counts to inputs that are known: a history of
-// small values makes large ones saturate, and one large value makes small ones
-// vanish.
 // TestCompareLetsStoredCodesBe: a linear that reads codes in both graphs was not cast.
 func TestCompareLetsStoredCodesBe(t *testing.T) {
 	m := newModel(t, tiny)
@@ -183,6 +180,9 @@ func TestCompareLetsStoredCodesBe(t *testing.T) {
 	require.EqualError(t, err, "autocast: Compare: model.layers.0.mlp.up_proj: the weight must be whole in both graphs, it is stored as float8_e4m3")
 }
 
+// TestCompareCounts holds the counts to inputs that are known: a history of
+// small values makes large ones saturate, and one large value makes small ones
+// vanish.
 func TestCompareCounts(t *testing.T) {
 	params := graph.NewParams()
 	build := func() *graph.Builder {

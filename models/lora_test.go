@@ -279,6 +279,17 @@ func TestBadAdapters(t *testing.T) {
 	_, err = m.OpenAdapter(dir)
 	require.ErrorContains(t, err, "unexpected tensors: base_model.model.model.layers.9.mlp.up_proj.lora_A.weight")
 
+	shape := m.Params().Get("model.layers.0.self_attn.q_proj.weight").Type.Shape
+	inexact := make([]int64, shape[0])
+	inexact[0] = 1<<24 + 1
+	require.NoError(t, checkpoint.Save(filepath.Join(dir, "adapter_model.safetensors"), func(yield func(checkpoint.Entry) bool) {
+		const module = "base_model.model.model.layers.0.self_attn.q_proj."
+		_ = yield(checkpoint.Values(module+"lora_A.weight", make([]float32, shape[1]), 1, shape[1])) &&
+			yield(checkpoint.Values(module+"lora_B.weight", inexact, shape[0], 1))
+	}, checkpoint.SaveOptions{}))
+	_, err = m.OpenAdapter(dir)
+	require.ErrorContains(t, err, "element 0 has no exact float32 value")
+
 	// What was refused left nothing in its way; second adapters would be written over the first.
 	ad, err := m.OpenAdapter(peftFolder)
 	require.NoError(t, err)

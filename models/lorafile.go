@@ -241,7 +241,7 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 		return nil, err
 	}
 	known := map[string]bool{}
-	var loads []func() error // all are checked before the first is read
+	var loads []func() error // all are checked and read before the first is added
 	for _, module := range modules {
 		an, bn := adapterNames(module)
 		a, hasA := ck.Lookup(peftPrefix + an)
@@ -262,14 +262,20 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 			return nil, fmt.Errorf("%s: lora_A is %s and lora_B %s, must be [r,%d] and [%d,r] for a weight of %s",
 				module, graph.Dims(a.Shape()), graph.Dims(b.Shape()), shape[1], shape[0], graph.Dims(shape))
 		}
+		av, bv := make([]float32, rank*shape[1]), make([]float32, shape[0]*rank)
+		if err := errors.Join(a.Float32(av), b.Float32(bv)); err != nil {
+			return nil, err
+		}
 		loads = append(loads, func() error {
 			x, err := ad.add(module, rank, c.scale(rank))
 			if err != nil {
 				return err
 			}
-			defer x.a.Touch()
-			defer x.b.Touch()
-			return errors.Join(a.Float32(graph.Data[float32](x.a.Tensor())), b.Float32(graph.Data[float32](x.b.Tensor())))
+			copy(graph.Data[float32](x.a.Tensor()), av)
+			copy(graph.Data[float32](x.b.Tensor()), bv)
+			x.a.Touch()
+			x.b.Touch()
+			return nil
 		})
 	}
 	var unexpected []string

@@ -107,8 +107,8 @@ func (m *Transformer) CheckFiles(dir string) error {
 		return err
 	}
 	a, b := reflect.ValueOf(was), reflect.ValueOf(is)
-	for i, f := range reflect.VisibleFields(a.Type()) {
-		then, now := a.Field(i).Interface(), b.Field(i).Interface()
+	for _, f := range reflect.VisibleFields(a.Type()) {
+		then, now := a.FieldByIndex(f.Index).Interface(), b.FieldByIndex(f.Index).Interface()
 		if !slices.Contains(aside, f.Name) && !reflect.DeepEqual(then, now) {
 			then, _ := json.Marshal(then) // numbers and names, for people
 			now, _ := json.Marshal(now)

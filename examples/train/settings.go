@@ -88,7 +88,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 	f.StringVar(&c.config, "config", "", "JSON `FILE` with settings; flags go over it (run.json in -out is an example)")
 	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -out, with the settings of that run; starts anew where there is none")
 	f.BoolVar(&c.json, "json", false, "print a JSON line for each step, and a summary as the last line")
-	f.StringVar((*string)(&s.Train.Compute), "compute", string(s.Train.Compute), "what linears multiply, `TYPE` f32, bf16, or bf16x6, which is f32 by six products of bf16; weights and sums are f32\n(default: bf16x6 where the CPU has AMX, else f32)")
+	f.StringVar((*string)(&s.Train.Compute), "compute", string(s.Train.Compute), "what linears and attention multiply, `TYPE` f32, bf16, or bf16x6, which is f32 by six products of bf16; weights and sums are f32\n(default: bf16x6 where the CPU has AMX, else f32)")
 	f.StringVar(&s.FP8, "fp8", s.FP8, "multiply linears in 8-bit floats, by the `RECIPE` dynamic or delayed (history of 16 steps)")
 	f.IntVar(&s.Workers, "workers", s.Workers, "goroutines that share the work, 0: one a core; never changes the result")
 

@@ -249,9 +249,10 @@ func (t *Trainer) prune() error {
 }
 
 // Resume takes parameters, moments and the place in the data from the newest
-// checkpoint of Dir. The model must have the shape of the one that was saved,
-// those of package models its Config or LoRA too, and Options and data must be those of the run, but for Steps and for what
-// does not decide the parameters.
+// checkpoint of Dir. The model must have the shape of the one that was saved, a
+// Checker more than that (those of package models its Config, or the scale of its
+// adapters; the base under adapters is the caller's), and Options and data must be
+// those of the run, but for Steps and for what does not decide the parameters.
 func (t *Trainer) Resume() error {
 	if err := t.usable(); err != nil {
 		return err
@@ -303,7 +304,7 @@ func (t *Trainer) resume() error {
 			return fmt.Errorf("%s: the model must multiply in FP8 as in the run so far (autocast.Train), it has no states for %s", dir, autocast.StatesName)
 		}
 	}
-	if m, ok := t.model.(checker); ok {
+	if m, ok := t.model.(Checker); ok {
 		if err := m.CheckFiles(dir); err != nil {
 			if changed := r.Files.check(dir); changed != nil {
 				return t.damaged(dir, changed)
@@ -414,10 +415,6 @@ type contents struct {
 // stacker is a model that saves some parameters in parts, along their first
 // dimension.
 type stacker interface{ OnDisk(param string) []string }
-
-// checker is a model that tells whether a checkpoint is of itself in what the
-// shapes of weights do not show.
-type checker interface{ CheckFiles(dir string) error }
 
 func (t *Trainer) weights() []slot {
 	var s []slot

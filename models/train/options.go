@@ -56,7 +56,8 @@ const (
 	BF16 Compute = "bf16" // operands rounded to bf16, as autocast.BF16 does; linears in FP8 stay so
 
 	// BF16x6 multiplies float32 by six products of bf16, as autocast.BF16x6 does: faster
-	// than F32 where the CPU has AMX, with about half its error; elsewhere it is F32.
+	// than F32 where the CPU has AMX, with no more error (linears about half); elsewhere
+	// it is F32.
 	BF16x6 Compute = "bf16x6"
 )
 

@@ -45,6 +45,12 @@ type Stateful interface {
 	ReadFiles(dir string) error
 }
 
+// Checker is a Model that tells whether a checkpoint is of itself in what the
+// shapes of weights do not show: Resume asks it before anything is read.
+type Checker interface {
+	CheckFiles(dir string) error
+}
+
 // Trainer is one run. Its methods are for one goroutine at a time.
 type Trainer struct {
 	model  Model

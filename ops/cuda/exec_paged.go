@@ -350,7 +350,7 @@ func pagedBody(c *Call) error {
 	return a.Launch(c)
 }
 
-// written is where a step writes to the pools of inputs 1 and 2: the fed slots of one write to each, and no other write in the plan.
+// written is where a step writes to the pools of inputs 1 and 2: the fed slots of one write to each, and no other write of the fed pool.
 // There is none where that is not known, or where there are more slots than decode looks at.
 func (c *Call) written() (slots Pointer, n int, err error) {
 	var at [2]*graph.Node
@@ -367,7 +367,7 @@ func (c *Call) written() (slots Pointer, n int, err error) {
 		at[i] = pool.In()[2]
 	}
 	w := &Call{Node: c.Node, In: at[:1], p: c.p}
-	if n = at[0].Dim(0); at[0] != at[1] || !w.fed(0) || n > MostWrites {
+	if n = at[0].Dim(0); at[0] != at[1] || !w.fed(0) || n < 1 || n > MostWrites {
 		return Pointer{}, 0, nil
 	}
 	slots, err = w.Input(0)

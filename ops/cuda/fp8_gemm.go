@@ -40,7 +40,8 @@ func (g FP8Gemm) rows() int {
 	return g.N
 }
 
-// streams says whether the kernel that reads the weights once takes the launch.
+// streams says whether the kernel that reads the weights once takes the launch. Of codes with steps along k it keeps those of x in shared
+// memory: 64 KB of two blocks that share k at M 64 and K 65536.
 func (g FP8Gemm) streams(gpu Target) bool {
 	return gpu.Hopper() && !g.Exact && g.M <= streamColumns && g.WType == E4M3 && (g.XType == E4M3 || !isCodes(g.XType)) && !(g.XSteps.vector() && !g.WSteps.square()) && (g.wide() || !g.blocked() || g.K <= 1<<16)
 }

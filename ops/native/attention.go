@@ -264,7 +264,7 @@ func (f *attnForward[T]) clearRest() {
 	}
 }
 
-// attnForwardUnit computes attnRows rows of one key head of one sequence
+// attnForwardUnit computes f.rows rows of one key head of one sequence
 // against all its keys, or all rows of a cut sequence against attnSplitKeys of
 // them. A row is a (query, head of the group) pair, so that one pass over the
 // keys serves the whole group. Tiles and splits are counted from the start of
