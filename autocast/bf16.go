@@ -22,13 +22,7 @@ func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
 			return ops.BF16LinearAs(n.Label(), in[0], in[1], in[2:]...)
 		},
-		others: func(n *graph.Node, in []*graph.Node) []*graph.Node {
-			if o, ok := n.Op().(ops.AttentionOp); ok && !o.BF16 {
-				o.BF16 = true
-				return graph.ApplyAll(n.Label(), o, in...)
-			}
-			return nil
-		},
+		others: attention(func(o *ops.AttentionOp) { o.BF16 = true }),
 	}
 	nb, report, err := p.run(b, f, nil)
 	if err != nil {
@@ -53,17 +47,23 @@ func BF16x6(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 			o.BF16x6 = true
 			return graph.ApplyAs(n.Label(), o, in...)
 		},
-		others: func(n *graph.Node, in []*graph.Node) []*graph.Node {
-			if o, ok := n.Op().(ops.AttentionOp); ok && !o.BF16 && !o.BF16x6 {
-				o.BF16x6 = true
-				return graph.ApplyAll(n.Label(), o, in...)
-			}
-			return nil
-		},
+		others: attention(func(o *ops.AttentionOp) { o.BF16x6 = o.BF16x6 || !o.BF16 }),
 	}
 	nb, report, err := p.run(b, f, nil)
 	if err != nil {
 		return nil, nil, fmt.Errorf("autocast: BF16x6: %w", err)
 	}
 	return nb, report, nil
+}
+
+// attention rebuilds attention that set changes.
+func attention(set func(o *ops.AttentionOp)) func(n *graph.Node, in []*graph.Node) []*graph.Node {
+	return func(n *graph.Node, in []*graph.Node) []*graph.Node {
+		was, ok := n.Op().(ops.AttentionOp)
+		o := was
+		if set(&o); !ok || o == was {
+			return nil
+		}
+		return graph.ApplyAll(n.Label(), o, in...)
+	}
 }
