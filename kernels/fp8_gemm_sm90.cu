@@ -16,11 +16,21 @@
 #include "epilogue.cuh"
 #include "fp8.cuh"
 #include "grid.cuh"
-#include "pick.cuh"
 #include "tiles.cuh"
 #include "wgmma_fp8.cuh"
 
 namespace {
+// Registers by an index that only runs: in a loop that is not unrolled, a tree of branches finds the ones of its turn.
+template <int N> struct Constant {
+  static constexpr int value = N;
+};
+// Calls f with i, FROM <= i < TO, as a constant.
+template <int FROM, int TO, class F> __device__ __forceinline__ void pick(int i, F f) {
+  if constexpr (TO - FROM == 1) f(Constant<FROM>());
+  else if (i < (FROM + TO) / 2) pick<FROM, (FROM + TO) / 2>(i, f);
+  else pick<(FROM + TO) / 2, TO>(i, f);
+}
+
 struct Params {
   Sink sink;
   Steps steps;
