@@ -75,8 +75,8 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if c.only != "" && c.only != "train" && c.only != "infer" {
 		return fmt.Errorf("-only: must be train or infer, got %q", c.only)
 	}
-	if c.workers < 0 || c.workers > 1024 {
-		return fmt.Errorf("-workers: must be 0 to 1024, got %d", c.workers)
+	if c.workers < 0 || c.workers > native.MostWorkers {
+		return fmt.Errorf("-workers: must be 0 to %d, got %d", native.MostWorkers, c.workers)
 	}
 	if c.python == "" && (c.steps != "" || c.compile) {
 		return errors.New("-steps and -compile: need -python, whose they are")

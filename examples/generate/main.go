@@ -125,8 +125,8 @@ func (s *settings) check() error {
 		return fmt.Errorf("-context must be 0 or above, got %d", s.context)
 	case slices.Contains(s.stops, ""):
 		return errors.New("-stop must hold some text")
-	case s.workers < 0 || s.workers > 1024:
-		return fmt.Errorf("-workers must be 0 to 1024, got %d", s.workers)
+	case s.workers < 0 || s.workers > native.MostWorkers:
+		return fmt.Errorf("-workers must be 0 to %d, got %d", native.MostWorkers, s.workers)
 	}
 	return flagError(s.sampling.Check())
 }

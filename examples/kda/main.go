@@ -115,7 +115,7 @@ func (s *settings) check() error {
 		v, least, most int
 	}{
 		{"layers", s.layers, 1, 1 << 16}, {"attend", s.attend, 0, most}, {"dim", s.dim, 1, most}, {"heads", s.heads, 1, most},
-		{"experts", s.experts, 0, 1 << 16}, {"n", s.n, 0, most}, {"workers", s.workers, 0, 1024},
+		{"experts", s.experts, 0, 1 << 16}, {"n", s.n, 0, most}, {"workers", s.workers, 0, native.MostWorkers},
 	} {
 		if x.v < x.least || x.v > x.most {
 			return fmt.Errorf("-%s: must be %d to %d, got %d", x.flag, x.least, x.most, x.v)

@@ -22,6 +22,7 @@ import (
 	"github.com/seafan/seafan/autocast"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/train"
+	"github.com/seafan/seafan/ops/native"
 )
 
 // settings are a run: the form of -config and of the run.json that every run
@@ -339,7 +340,7 @@ func (s *settings) complete() error {
 		v, least, most int
 	}{
 		{"layers", m.Layers, 1, 1 << 16}, {"dim", m.Dim, 1, most}, {"heads", m.Heads, 1, most}, {"kv-heads", m.KVHeads, 1, most}, {"ffn", m.FFN, 1, most},
-		{"config: model.vocab", m.Vocab, 1, most}, {"workers", s.Workers, 0, 1024},
+		{"config: model.vocab", m.Vocab, 1, most}, {"workers", s.Workers, 0, native.MostWorkers},
 	} {
 		if x.v < x.least || x.v > x.most {
 			return fmt.Errorf("-%s: must be %d to %d, got %d", x.flag, x.least, x.most, x.v)

@@ -221,13 +221,13 @@ type box struct {
 // away is in the box of a helper that is at work, or asleep at the queue.
 var away = &batch{}
 
-// mostWorkers is the largest number of goroutines that share one call: each keeps
+// MostWorkers is the largest number of goroutines that share one call: each keeps
 // a stack and scratch.
-const mostWorkers = 1024
+const MostWorkers = 1024
 
 // SetWorkers sets how many goroutines, the caller included, share the work of
-// one call, at most 1024. n <= 0 means GOMAXPROCS. It never changes a result.
-func SetWorkers(n int) { pool.want.Store(int64(min(max(n, 0), mostWorkers))) }
+// one call, at most MostWorkers. n <= 0 means GOMAXPROCS. It never changes a result.
+func SetWorkers(n int) { pool.want.Store(int64(min(max(n, 0), MostWorkers))) }
 
 // Workers returns how many goroutines share the work of one call.
 func Workers() int {
