@@ -265,11 +265,8 @@ func (w *attnGradState[T]) blockPairs(gk []T, ldk int, gv []T, ldv int, k []T, h
 	gk32, gv32, dq := float32s(gk), float32s(gv), float32s(w.dq)
 	for r := 0; r < rows; r += attnStep {
 		end := min(r+attnStep, rows)
-		lo, hi := w.pairCols(i0+r, i0+end, j0, n)
+		lo, hi := w.beginStep(head, i0+r, i0+end, j0, n)
 		if lo == hi {
-			if w.first {
-				w.clearQueries(head, 1, i0+r, i0+end)
-			}
 			continue
 		}
 		w.gradPairs(head, i0, r, end, j0, n, lo, hi, view)
@@ -333,6 +330,16 @@ func (w *attnGradState[T]) pairCols(i0, end, j0, n int) (lo, hi int) {
 		return lo, lo
 	}
 	return lo / pairCols * pairCols, wholeCols(hi)
+}
+
+// beginStep is pairCols; where those queries see none of the keys it leaves dq as it
+// is to be.
+func (w *attnGradState[T]) beginStep(head, i0, end, j0, n int) (lo, hi int) {
+	lo, hi = w.pairCols(i0, end, j0, n)
+	if lo == hi && w.first {
+		w.clearQueries(head, 1, i0, end)
+	}
+	return lo, hi
 }
 
 // stepsOf returns the queries, counted from i0, of those steps of a block that compute

@@ -349,11 +349,8 @@ func (w *attnGradState[T]) blockSplit(k []float32, ldk int, v []float32, ldv, he
 	dq := float32s(w.dq)[at*g.d:]
 	for r := 0; r < rows; r += attnStep {
 		end := min(r+attnStep, rows)
-		lo, hi := w.pairCols(i0+r, i0+end, j0, n)
+		lo, hi := w.beginStep(head, i0+r, i0+end, j0, n)
 		if lo == hi {
-			if w.first {
-				w.clearQueries(head, 1, i0+r, i0+end)
-			}
 			continue
 		}
 		splitTiles(end-r, hi-lo, x.wd, x.q[r*x.wd:], x.wd, x.kt[lo*x.wd:], pairCols*x.wd, false, x.s[lo:], attnKeys)
