@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,12 +50,23 @@ func inferModel() (dir string, err error) {
 	return dir, nil
 }
 
-// infer adds one round of ours, and of the read of the weights that bounds a
-// decoded token.
-func infer(ctx context.Context, dir string, ours, theirs times) error {
+// pair is the time of a token beside that of a read of the weights, which
+// bounds it: both the mean over a text's tokens, one right after the other,
+// since what memory gives can change from second to second.
+type pair struct{ token, read float64 }
+
+// middle is the pair of the median ratio: some pairs lie across a change.
+func middle(pairs []pair) pair {
+	s := slices.Clone(pairs)
+	slices.SortFunc(s, func(a, b pair) int { return cmp.Compare(a.token/a.read, b.token/b.read) })
+	return s[len(s)/2]
+}
+
+// infer adds one round of ours and gives the pairs with those of its texts.
+func infer(ctx context.Context, dir string, ours times, pairs []pair) ([]pair, error) {
 	m, err := models.Open(filepath.Join(dir, "model"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer m.Close() // only read
 	weights := 0
@@ -70,23 +83,22 @@ func infer(ctx context.Context, dir string, ours, theirs times) error {
 	} {
 		s, err := generate.New(m, generate.Options{Context: 1024, Chunk: promptTokens, Compute: x.compute, Cache: x.cache})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for range 4 {
 			prefill, token, err := text(ctx, s)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if x.prefill != "" {
 				ours.add(x.prefill, prefill)
 			} else {
 				ours.add("decode", token)
-				ours.add("decode, floor", token)
-				theirs.add("decode, floor", readSeconds(weights))
+				pairs = append(pairs, pair{token, readSeconds(weights)})
 			}
 		}
 	}
-	return nil
+	return pairs, nil
 }
 
 // text is the time to the first token of a text and that of one after it.
@@ -114,8 +126,9 @@ func text(ctx context.Context, s *generate.Session) (prefill, token float64, err
 	return prefill, time.Since(start).Seconds() / textTokens, nil
 }
 
-// readSeconds is the time to read n bytes: every worker compares two streams,
-// which is the fastest read that the standard library has.
+// readSeconds is the mean time to read n bytes, over as many reads as a text
+// has tokens: every worker compares two streams, which is the fastest read that
+// the standard library has.
 func readSeconds(n int) float64 {
 	var streams [][]byte
 	workers := native.Workers()
@@ -123,7 +136,7 @@ func readSeconds(n int) float64 {
 		streams = append(streams, bytes.Repeat([]byte{1}, n/2/workers))
 	}
 	defer runtime.KeepAlive(streams)
-	return fastest(4, func() {
+	read := func() {
 		var wg sync.WaitGroup
 		for i := 0; i < len(streams); i += 2 {
 			wg.Go(func() {
@@ -133,7 +146,13 @@ func readSeconds(n int) float64 {
 			})
 		}
 		wg.Wait()
-	})
+	}
+	read()
+	start := time.Now()
+	for range textTokens {
+		read()
+	}
+	return time.Since(start).Seconds() / textTokens
 }
 
 //go:embed infer.py

@@ -27,6 +27,13 @@ our steps of our f32: bf16 0.60, fp8 0.80
 `, out.String())
 }
 
+// A token across a change of what memory gives decides nothing.
+func TestMiddle(t *testing.T) {
+	pairs := []pair{{5, 3}, {4, 3.5}, {4, 5}, {5, 4}, {6, 5}}
+	require.Equal(t, pair{6, 5}, middle(pairs))
+	require.Equal(t, pair{5, 3}, pairs[0], "order of the argument")
+}
+
 func TestBadFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"-rounds: must be 1 to 100, got 0":                                       {"-rounds", "0"},
