@@ -88,16 +88,23 @@ func listSteps(dir string) ([]int, error) {
 // take makes this Trainer the only one that writes to the folder, until
 // release.
 func (t *Trainer) take() (err error) {
-	if t.folder != nil {
+	switch {
+	case t.claimed:
+		return t.folder.lend(t)
+	case t.folder != nil:
 		return t.folder.held()
 	}
 	t.folder, err = Claim(t.dir)
 	return err
 }
 
-// release lets a folder go that the Trainer took itself.
+// release ends take.
 func (t *Trainer) release() error {
-	if t.folder == nil || t.claimed {
+	switch {
+	case t.folder == nil:
+		return nil
+	case t.claimed:
+		t.folder.giveBack(t)
 		return nil
 	}
 	err := t.folder.Close()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync/atomic"
 
 	"github.com/seafan/seafan/models/checkpoint"
 )
@@ -16,15 +17,16 @@ import (
 // Folder is the folder of a run, held by this process alone.
 type Folder struct {
 	path string
-	lock *os.File // nil: it was let go
-	made bool     // it was not there
+	lock *os.File                // nil: it was let go
+	made bool                    // it was not there
+	user atomic.Pointer[Trainer] // that writes to it, by In; nil: none
 }
 
 // Claim holds the folder dir, made if it is absent, until Close, and mends what
-// a killed run left in it. It fails where another run holds the folder; systems
-// without flock do not tell. A program that keeps files of its own beside those
-// of the run claims the folder before it writes the first; a Trainer with Dir
-// does it by itself.
+// a killed run left in it. It fails where another run, of this process or another,
+// holds the folder: Linux, macOS, the BSDs and Windows tell. A program that keeps
+// files of its own beside those of the run claims the folder before it writes the
+// first; a Trainer with Dir does it by itself.
 func Claim(dir string) (*Folder, error) {
 	f := &Folder{path: dir}
 	_, err := os.Stat(dir)
@@ -32,11 +34,8 @@ func Claim(dir string) (*Folder, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("the folder of the run must be writable: %w", err)
 	}
-	if f.lock, err = os.Open(dir); err != nil {
-		return nil, err
-	}
-	if err := lockFile(f.lock); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: must not be written to by another run: %w", dir, err), f.lock.Close())
+	if f.lock, err = lockFolder(dir); err != nil {
+		return nil, fmt.Errorf("%s: must not be written to by another run: %w", dir, err)
 	}
 	if err := f.mend(); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -67,6 +66,21 @@ func (f *Folder) mend() error {
 
 var errNoFolder = errors.New("train: the folder is missing (nil): Claim holds one")
 
+var errLocked = errors.New("it is locked")
+
+// lend gives the folder to a Trainer until giveBack, one at a time.
+func (f *Folder) lend(t *Trainer) error {
+	if err := f.held(); err != nil {
+		return err
+	}
+	if f.user.Load() != t && !f.user.CompareAndSwap(nil, t) {
+		return fmt.Errorf("%s: must not be written to by two trainers at once: another one has resumed in it, and has it until its Run ends", f.path)
+	}
+	return nil
+}
+
+func (f *Folder) giveBack(t *Trainer) { f.user.CompareAndSwap(t, nil) }
+
 // held fails where the folder is not this process's any more.
 func (f *Folder) held() error {
 	switch {
@@ -83,12 +97,13 @@ func (f *Folder) Close() error {
 	if err := f.held(); err != nil {
 		return err
 	}
-	if f.made {
-		_ = os.Remove(f.path) // fails, as it should, where there is anything in it
-	}
 	lock := f.lock
 	f.lock = nil
-	return lock.Close() // which unlocks it
+	return unlockFolder(lock, func() {
+		if f.made {
+			_ = os.Remove(f.path) // fails, as it should, where there is anything in it
+		}
+	})
 }
 
 // Fresh fails unless a new run can begin in the folder without writing over

@@ -1,6 +1,6 @@
 //go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
 
-// Locking of the folder of a run.
+// Locking of the folder of a run by flock.
 
 package train
 
@@ -11,12 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile fails where another process has f locked. The lock goes with the
-// process, killed or not. A file system that has no locks does not stop a run.
-func lockFile(f *os.File) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return errors.New("it is locked")
+// lockFolder holds dir until the file is closed, by the end of a killed process
+// too; errLocked: another holds it. A file system that has no locks does not stop
+// a run.
+func lockFolder(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	if errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
+		return nil, errors.Join(errLocked, f.Close())
+	}
+	return f, nil
+}
+
+// unlockFolder lets go of the folder after last, so that what last removes is
+// nobody else's yet.
+func unlockFolder(f *os.File, last func()) error {
+	last()
+	return f.Close()
 }

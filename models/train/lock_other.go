@@ -1,9 +1,14 @@
-//go:build !(linux || darwin || freebsd || netbsd || openbsd || dragonfly)
+//go:build !(linux || darwin || freebsd || netbsd || openbsd || dragonfly || windows)
 
-// Systems without flock do not lock the folder of a run.
+// Systems on which the folder of a run is not locked.
 
 package train
 
 import "os"
 
-func lockFile(*os.File) error { return nil }
+func lockFolder(dir string) (*os.File, error) { return os.Open(dir) }
+
+func unlockFolder(f *os.File, last func()) error {
+	last()
+	return f.Close()
+}

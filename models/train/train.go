@@ -120,7 +120,8 @@ func Dir(dir string) Setting {
 	}
 }
 
-// In is Dir for a folder that the caller holds, and closes after the run.
+// In is Dir for a folder that the caller holds, and closes after the run. One
+// Trainer at a time writes to it: from Resume, or the start of Run, to the end of Run.
 func In(f *Folder) Setting {
 	return func(t *Trainer) {
 		if f == nil {
