@@ -395,7 +395,7 @@ func TestBadInputNamesTheFlag(t *testing.T) {
 		"-accumulate 0":                 "-accumulate: must be at least 1, got 0",
 		"-dropout 1":                    "-dropout: must be in [0,1), got 1",
 		"-early-stop -1":                "-early-stop: must be 0 or more, got -1",
-		"-early-stop 2 -eval-every 0":   "-early-stop: needs evaluations, -eval-every and a validation above 0",
+		"-early-stop 2 -eval-every 0":   "-early-stop: must be 0 where eval_every is 0, which evaluates after the last step alone, got 2",
 		"-config " + dir + "/none":      "-config: open " + dir + "/none: ",
 		"-out=":                         "-out: a folder for the run is required",
 		"-text=":                        "-text: a text, a file of token ids, or a folder of them is required",

@@ -347,8 +347,8 @@ func (s *settings) complete() error {
 		}
 	}
 	switch {
-	case s.Train.EarlyStop > 0 && (s.Train.EvalEvery == 0 || s.Validation == 0):
-		return errors.New("-early-stop: needs evaluations, -eval-every and a validation above 0")
+	case s.Train.EarlyStop > 0 && s.Validation == 0:
+		return errors.New("-early-stop: needs evaluations, a validation above 0")
 	case s.Separator != "" && !s.Pack:
 		return errors.New("-document-separator: needs -pack")
 	case s.Text == "":

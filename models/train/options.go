@@ -110,6 +110,7 @@ func (o Options) Check() error {
 		{"decay", finite(o.Decay) && o.Decay >= 0, "0 or more", o.Decay},
 		{"clip", finite(o.Clip) && o.Clip >= 0, "0 or more", o.Clip},
 		count("eval_every", o.EvalEvery), count("eval_rows", o.EvalRows), count("early_stop", o.EarlyStop),
+		{"early_stop", o.EarlyStop == 0 || o.EvalEvery > 0, "0 where eval_every is 0, which evaluates after the last step alone", o.EarlyStop},
 		count("save_every", o.SaveEvery), positive("keep", o.Keep),
 	} {
 		if !b.ok {

@@ -371,6 +371,7 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	require.EqualError(t, newRun(t, o, Random, Dir(first.dir)).Resume(),
 		"train: resume: "+filepath.Join(first.dir, stepName(25))+": option steps must be at least 25, the steps done so far, got 20")
 
+	more.EarlyStop = 0 // there are no rows to evaluate
 	small := newBigram(t, 25)
 	tr, err := New(small, &rows{context: 8, digest: first.data.Digest(), tokens: [][]int32{make([]int32, 8)}, labels: [][]int32{make([]int32, 8)}}, more, Dir(first.dir))
 	require.NoError(t, err)

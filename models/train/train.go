@@ -191,6 +191,9 @@ func New(model Model, data Data, o Options, settings ...Setting) (*Trainer, erro
 	if t.dir != "" && data.Digest() == "" {
 		return nil, errors.New("train: New: the data must have a Digest, by which a run in a folder is resumed, got an empty one")
 	}
+	if o.EarlyStop > 0 && data.Held() == 0 {
+		return nil, &OptionError{"early_stop", "0 with data that hold out no rows to evaluate", fmt.Sprint(o.EarlyStop)}
+	}
 	if p, ok := data.(Packed); ok {
 		t.packed = p
 		if n := p.Sequences(); n < 1 || n > o.Context {
