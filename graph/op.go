@@ -96,6 +96,10 @@ func (c *Call) Param(i int) *Param {
 	return c.node.in[i].param
 }
 
+// Fed reports whether input i is given to each run, and not computed in the graph:
+// what is wrong with its numbers is the caller's doing.
+func (c *Call) Fed(i int) bool { return c.node != nil && i < len(c.node.in) && c.node.in[i].feed() }
+
 var registry = struct {
 	sync.RWMutex
 	defs map[string]*Def

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/seafan/seafan/graph"
@@ -144,7 +145,9 @@ func shortConvSlots[T native.Float](c *graph.Call) error {
 // o [T,HV,V]. Rows behind the last request and those of a request with slot -1
 // are 0. A request with one token takes a step of the recurrence, one with more
 // goes by chunks, whatever the other requests bring; how a prompt is cut into
-// calls changes its results by roundings alone.
+// calls changes its results by roundings alone. A fed g must be finite and at most
+// 0; where the graph computes it, a request for which it is not gets NaN as results
+// and state, alone.
 type KDASlotsOp struct {
 	Scale float64 // 0: K^-1/2
 }
@@ -190,7 +193,12 @@ func kdaSlots[T native.Float](c *graph.Call) error {
 	n := int(s.qo[len(s.slots)])
 	clear(o[n*a.HV*a.DV:])
 	if err := native.CheckKDADecay(a.G[:n*a.HV*a.DK], a.HV, a.DK); err != nil {
-		return err
+		if c.Fed(3) {
+			return err
+		}
+		var bad requestSlots
+		s, bad = decaying(s, a)
+		defer undefined(o, a, bad)
 	}
 	begin(s, a.S0, a.HV*a.DK*a.DV)
 	for r := 0; r < len(s.slots); {
@@ -206,6 +214,39 @@ func kdaSlots[T native.Float](c *graph.Call) error {
 		r += run
 	}
 	return nil
+}
+
+// decaying splits requests by whether their log-decays are some: each part skips the
+// requests of the other.
+func decaying[T native.Float](s requestSlots, a native.KDA[T]) (good, bad requestSlots) {
+	good, bad = s, s
+	good.slots, bad.slots = slices.Clone(s.slots), slices.Clone(s.slots)
+	width := a.HV * a.DK
+	for r := range s.slots {
+		if native.CheckKDADecay(a.G[int(s.qo[r])*width:int(s.qo[r+1])*width], a.HV, a.DK) == nil {
+			bad.slots[r] = -1
+		} else {
+			good.slots[r] = -1
+		}
+	}
+	return good, bad
+}
+
+// undefined makes results and states of requests NaN, as a device does with a
+// log-decay of NaN: it stays theirs until another begins in their slots.
+func undefined[T native.Float](o []T, a native.KDA[T], s requestSlots) {
+	fill := func(x []T) {
+		for i := range x {
+			x[i] = T(math.NaN())
+		}
+	}
+	width, size := a.HV*a.DV, a.HV*a.DK*a.DV
+	for r, slot := range s.slots {
+		if slot >= 0 {
+			fill(o[int(s.qo[r])*width : int(s.qo[r+1])*width])
+			fill(a.S0[int(slot)*size:][:size])
+		}
+	}
 }
 
 // advance moves on requests with the tokens [lo,hi): one with several, or some

@@ -2,6 +2,7 @@ package ops_test
 
 import (
 	"context"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -91,4 +92,61 @@ func TestSlotsDoNotMix(t *testing.T) {
 	require.Equal(t, run([]int32{0, 70}, []int32{2}, []int32{0}, 70, cut(all, 0, 70), pool), together[:70*48])
 	require.Equal(t, run([]int32{0, 1}, []int32{0}, []int32{0}, 1, cut(all, 70, 71), pool), together[70*48:71*48])
 	require.Equal(t, run([]int32{0, 1}, []int32{1}, []int32{1}, 1, cut(all, 71, 72), pool), together[71*48:])
+}
+
+// TestSlotsRefuseADecayThatIsNone: one that is fed is refused with its place, one
+// that the graph computes makes its request undefined and no other.
+func TestSlotsRefuseADecayThatIsNone(t *testing.T) {
+	qo, slots := []int32{0, 1, 2, 40, 60, 61}, []int32{4, 2, 0, 3, 1}
+	const tokens, heads, dk, dv = 61, 2, 16, 24
+	run := func(computed bool, at int, value float64) (o, pool []float64, err error) {
+		b := graph.New(graph.Float(dtype.Float64))
+		g := b.Input("g", b.Float(), tokens, heads, dk)
+		if computed {
+			g = ops.Affine(g, 1, 0)
+		}
+		state := b.State("pool", b.Float(), 5, heads, dk, dv)
+		pool = graph.Data[float64](state.Param().Tensor())
+		copy(pool, optest.Normals("pool", len(pool), 1))
+		y := ops.KDASlots(b.Input("q", b.Float(), tokens, heads, dk), b.Input("k", b.Float(), tokens, heads, dk), b.Input("v", b.Float(), tokens, heads, dv), g, b.Input("beta", b.Float(), tokens, heads), state,
+			ops.Slots{QOIndptr: b.Input("qo", dtype.Int32, 6), Slots: b.Input("slots", dtype.Int32, 5), Starts: b.Input("starts", dtype.Int32, 5)}, ops.KDASlotsOp{})
+		p, err := b.Plan(y)
+		require.NoError(t, err)
+		exec, err := p.Native(graph.Poison())
+		require.NoError(t, err)
+		feeds := kdaFeeds(tokens)
+		feeds["qo"], feeds["slots"], feeds["starts"] = qo, slots, make([]int32, 5)
+		if at >= 0 {
+			feeds["g"].([]float64)[at*heads*dk+20] = value
+		}
+		if err = exec.Do(context.Background(), feeds); err != nil {
+			return nil, nil, err
+		}
+		v, err := exec.Value(y)
+		return append([]float64(nil), graph.Data[float64](v)...), pool, err
+	}
+	want, wantPool, err := run(true, -1, 0)
+	require.NoError(t, err)
+	for _, bad := range []float64{math.NaN(), 0.5, math.Inf(1), math.Inf(-1)} {
+		for r, at := range []int{0, 1, 30, 40, 60} {
+			_, _, err := run(false, at, bad)
+			require.ErrorContains(t, err, "kda: g must be finite and at most 0")
+			o, pool, err := run(true, at, bad)
+			require.NoError(t, err)
+			for i, x := range o {
+				if token := int32(i / heads / dv); token >= qo[r] && token < qo[r+1] {
+					require.True(t, math.IsNaN(x))
+				} else {
+					require.Equal(t, want[i], x)
+				}
+			}
+			for i, x := range pool {
+				if int32(i/heads/dk/dv) == slots[r] {
+					require.True(t, math.IsNaN(x))
+				} else {
+					require.Equal(t, wantPool[i], x)
+				}
+			}
+		}
+	}
 }

@@ -2,6 +2,7 @@ package generate_test
 
 import (
 	"context"
+	"math"
 	"runtime"
 	"testing"
 
@@ -232,4 +233,64 @@ func TestHybridWithAdapters(t *testing.T) {
 	want := write(t, must(generate.New(merged, generate.Options{Context: 60})), prompt, generate.Sampling{}, 30)
 	require.NotEqual(t, plain, want)
 	require.Equal(t, want, write(t, must(generate.New(ad, generate.Options{Context: 60})), prompt, generate.Sampling{}, 30))
+}
+
+// TestADecayOfNaNEndsItsRequestAlone: what a token makes of the log-decay of KDA
+// layers is told to its request. Others in the same steps, and the next one in its
+// slot, have the bits that they have beside a good token.
+func TestADecayOfNaNEndsItsRequestAlone(t *testing.T) {
+	prompt := make([]int32, 40)
+	for i := range prompt {
+		prompt[i] = int32(i * i % 50)
+	}
+	const bad, good = 200, 201
+	type drawn struct {
+		id      int32
+		logprob float64
+	}
+	for _, deltaAlone := range []bool{false, true} {
+		m := hybrid(t, 3, deltaAlone)
+		table := m.Params().Get("model.embed_tokens.weight")
+		graph.Data[float32](table.Tensor())[bad*32+3] = float32(math.NaN())
+		table.Touch()
+		// The token is all there is of a prompt, or stands in the first chunk of many.
+		for _, before := range []int{1, 37} {
+			beside := func(token int32) (all []drawn) {
+				s := must(generate.New(m, generate.Options{Context: 100, Requests: 3, Chunk: 16, PageSize: 4, Logprobs: true}))
+				add := func(p []int32) *generate.Request {
+					r, err := s.Add(p, generate.Sampling{})
+					require.NoError(t, err)
+					return r
+				}
+				others := []*generate.Request{add(prompt[:37]), add(prompt[9:10])}
+				next := func() {
+					for _, r := range others {
+						id, err := r.Next(context.Background())
+						require.NoError(t, err)
+						all = append(all, drawn{id, r.Logprob()})
+					}
+				}
+				one := add(append([]int32{token}, prompt[1:before]...))
+				_, err := one.Next(context.Background())
+				if token == bad {
+					for range 2 {
+						require.EqualError(t, err, "generate: no token can be drawn: a logit is NaN")
+						_, err = one.Next(context.Background())
+					}
+				} else {
+					require.NoError(t, err)
+				}
+				for range 12 {
+					next()
+				}
+				s.Remove(one)
+				others = append(others, add(prompt))
+				for range 12 {
+					next()
+				}
+				return all
+			}
+			require.Equal(t, beside(good), beside(bad))
+		}
+	}
 }
