@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/seafan/seafan/autocast"
+	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/train"
 )
@@ -104,13 +105,35 @@ func TestResumeTellsModelsOfOneShapeApart(t *testing.T) {
 		edit(&m.Config)
 		return m
 	}
-	adapted := func(alpha float64) train.Model {
-		m, _, err := models.Load("testdata/golden/llama3")
-		require.NoError(t, err)
+	adapt := func(m *models.Transformer, alpha float64, base string) train.Model {
 		ad, err := m.Adapt(models.LoRA{Rank: 2, Alpha: alpha, Targets: []string{"q_proj"}}, 1)
 		require.NoError(t, err)
+		ad.Base = base
 		return ad
 	}
+	adapted := func(alpha float64, edit func(m *models.Transformer)) train.Model {
+		m, _, err := models.Load("testdata/golden/llama3")
+		require.NoError(t, err)
+		edit(m)
+		return adapt(m, alpha, "its base")
+	}
+	asIs := func(*models.Transformer) {}
+	tuned := func(weight string) func(m *models.Transformer) {
+		return func(m *models.Transformer) {
+			p := m.Params().Get(weight)
+			w := graph.Data[float32](p.Tensor())
+			for i := range w {
+				w[i] += 1e-3 * w[i]
+			}
+			p.Touch()
+		}
+	}
+	narrow, err := models.Open("testdata/golden/qwen3") // float16
+	require.NoError(t, err)
+	defer narrow.Close()
+	wide, _, err := models.Load("testdata/golden/qwen3")
+	require.NoError(t, err)
+	const digests = `models: the base under the adapters must have the weights of that of the checkpoint, "its base" (digest `
 	same, small := func(*models.Config) {}, autocast.Options{Filter: autocast.Filter{MinSize: 1}}
 	for _, x := range []struct {
 		want      string
@@ -120,8 +143,14 @@ func TestResumeTellsModelsOfOneShapeApart(t *testing.T) {
 		{"Config.RopeTheta must be 500000 as in the checkpoint, got 10000", whole(same), whole(func(c *models.Config) { c.RopeTheta = 1e4 }), true},
 		{"Config.NormEps must be 0.00001 as in the checkpoint, got 0.001", whole(same), whole(func(c *models.Config) { c.NormEps = 1e-3 }), true},
 		{"Config.NormEps must be 0.00001 as in the checkpoint, got 0.001", autocast.Train(whole(same), small), autocast.Train(whole(func(c *models.Config) { c.NormEps = 1e-3 }), small), true},
-		{"the adapter of model.layers.0.self_attn.q_proj must be scaled by 2 as in the checkpoint, got 4 (Alpha 8)", adapted(4), adapted(8), true},
-		{"holds an adapter, which goes on top of a model", adapted(4), whole(same), true},
+		{"the adapter of model.layers.0.self_attn.q_proj must be scaled by 2 as in the checkpoint, got 4 (Alpha 8)", adapted(4, asIs), adapted(8, asIs), true},
+		{"Config.RopeTheta must be 500000 as in the checkpoint, got 10000", adapted(4, asIs), adapted(4, func(m *models.Transformer) { m.Config.RopeTheta = 1e4 }), true},
+		{digests, adapted(4, asIs), adapted(4, tuned("model.norm.weight")), true},
+		{digests, adapted(4, asIs), adapted(4, tuned("model.layers.1.mlp.down_proj.weight")), true},
+		{digests, autocast.Train(adapted(4, asIs), small), autocast.Train(adapted(4, tuned("model.embed_tokens.weight")), small), true},
+		{"", adapted(4, asIs), adapted(4, asIs), false},
+		{"", adapt(narrow.Transformer, 4, "narrow"), adapt(wide, 4, "wide"), false},
+		{"holds an adapter, which goes on top of a model", adapted(4, asIs), whole(same), true},
 		{"", whole(same), whole(func(c *models.Config) { c.EOS = []int32{3} }), false},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")

@@ -124,16 +124,22 @@ func (ad *Adapted) entries(prefix string) iter.Seq[checkpoint.Entry] {
 	}
 }
 
-// WriteFiles writes the PEFT folder's files, and the same matrices under their
-// own names into model.safetensors, which is what a trainer resumes from.
+// WriteFiles writes the PEFT folder's files and what a trainer resumes from: the
+// same matrices under their own names in model.safetensors, and base.json, which
+// tells the base from others.
 func (ad *Adapted) WriteFiles(dir string) error {
 	if err := ad.writeAdapter(dir); err != nil {
+		return err
+	}
+	if err := ad.writeBase(dir); err != nil {
 		return err
 	}
 	return checkpoint.Save(filepath.Join(dir, "model.safetensors"), ad.entries(""), checkpoint.SaveOptions{})
 }
 
-// CheckFiles fails where the adapters in dir, if there are any, are scaled otherwise.
+// CheckFiles fails where the adapters in dir, if there are any, are scaled otherwise
+// or were trained on another model: one that computes something else, or has other
+// weights. A trainer that resumes calls it.
 func (ad *Adapted) CheckFiles(dir string) error {
 	if err := ad.usable(); err != nil {
 		return err
@@ -151,7 +157,7 @@ func (ad *Adapted) CheckFiles(dir string) error {
 			return fmt.Errorf("models: the adapter of %s must be scaled by %g as in the checkpoint, got %g (Alpha %g)", module, was, x.scale, ad.LoRA.Alpha)
 		}
 	}
-	return nil
+	return ad.checkBase(dir, c.Base)
 }
 
 // OnDisk is Transformer.OnDisk for the weights of the model; WriteFiles gives the
@@ -210,7 +216,8 @@ func readPEFT(dir string) (*peftConfig, error) {
 
 // OpenAdapter puts the adapters of a PEFT folder on the model and freezes it.
 // Every tensor of the folder must fit a layer of the model, which takes adapters
-// once.
+// once. Which model that is, is the caller's choice: one that is stored in fewer
+// bits than the base of the training, or a fine-tune of that; AdapterBase names it.
 func (m *Transformer) OpenAdapter(dir string) (*Adapted, error) {
 	ad, err := m.openAdapter(dir)
 	if err != nil {

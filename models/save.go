@@ -92,14 +92,19 @@ func (m *Transformer) CheckFiles(dir string) error {
 		return err
 	}
 	was, err := ReadConfig(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
+	case err != nil:
+		return err
 	}
+	return m.computes(was)
+}
+
+// computes fails where the model's Config is of another computation.
+func (m *Transformer) computes(was Config) error {
 	var text bytes.Buffer
-	if err == nil {
-		err = m.Config.Write(&text)
-	}
-	if err != nil {
+	if err := m.Config.Write(&text); err != nil {
 		return err
 	}
 	is, err := ParseConfig(&text)

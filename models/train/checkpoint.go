@@ -257,9 +257,9 @@ func (t *Trainer) prune() error {
 
 // Resume takes parameters, moments and the place in the data from the newest
 // checkpoint of Dir. The model must have the shape of the one that was saved, a
-// Checker more than that (those of package models its Config, or the scale of its
-// adapters; the base under adapters is the caller's), and Options and data must be
-// those of the run, but for Steps and for what does not decide the parameters.
+// Checker more than that (those of package models its Config, and under adapters
+// their scale and the weights of the base), and Options and data must be those of
+// the run, but for Steps and for what does not decide the parameters.
 func (t *Trainer) Resume() error {
 	if err := t.usable(); err != nil {
 		return err
