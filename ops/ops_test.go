@@ -57,6 +57,26 @@ func TestResultsDoNotDependOnWorkers(t *testing.T) {
 	}
 }
 
+// TestBF16x6AttentionRunsWhereAMXIs: sequences of more than one key tile have other
+// bits by BF16x6 (whose error the cases bound) where the CPU has AMX, and those of
+// float32 elsewhere; one key tile has them everywhere.
+func TestBF16x6AttentionRunsWhereAMXIs(t *testing.T) {
+	for _, keys := range []int{128, 129, 300} {
+		in := []cases.Input{cases.Normal("q", 1, keys, 2, 64), cases.Normal("k", 1, keys, 1, 64), cases.Normal("v", 1, keys, 1, 64)}
+		run := func(split bool) []float32 {
+			c := cases.Case{In: in, Build: func(in []*graph.Node) []*graph.Node {
+				return graph.ApplyAll("attention", ops.AttentionOp{Causal: true, BF16x6: split}, in...)
+			}}
+			p, feeds, err := c.Plan(dtype.Float32)
+			require.NoError(t, err)
+			results, err := cases.Native(p, feeds)
+			require.NoError(t, err)
+			return slices.Clone(graph.Data[float32](results[0]))
+		}
+		require.Equal(t, native.GemmKernel() == "amx" && keys > 128, !slices.Equal(run(false), run(true)), "%d keys, kernels %s", keys, native.GemmKernel())
+	}
+}
+
 // TestEveryOpIsTested holds the registry to the tables: an op has a native
 // body, and cases, or is the gradient of an op that has.
 func TestEveryOpIsTested(t *testing.T) {

@@ -31,7 +31,7 @@ func smallTransformer(t testing.TB, seed uint64) *models.Transformer {
 	t.Helper()
 	m, err := models.New(models.Config{
 		Type: "llama", Vocab: 256, Hidden: 24, FFN: 40, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 6,
-		Context: 64, NormEps: 1e-5, RopeTheta: 1e4,
+		Context: 320, NormEps: 1e-5, RopeTheta: 1e4,
 	})
 	require.NoError(t, err)
 	require.NoError(t, m.Init(seed))
@@ -103,9 +103,9 @@ func TestN11_WorkersAndSeeds(t *testing.T) {
 // TestComputeBF16 learns as float32 does, with the same bits for any number of
 // workers.
 func TestComputeBF16(t *testing.T) {
-	first, last, w := computed(t, train.F32, 1)
-	first16, last16, w16 := computed(t, train.BF16, 1)
-	_, again, wAgain := computed(t, train.BF16, 7)
+	first, last, w := computed(t, train.F32, 1, 33, 60)
+	first16, last16, w16 := computed(t, train.BF16, 1, 33, 60)
+	_, again, wAgain := computed(t, train.BF16, 7, 33, 60)
 	require.Equal(t, last16, again)
 	require.Equal(t, w16, wAgain)
 	require.NotEqual(t, w, w16)
@@ -115,12 +115,12 @@ func TestComputeBF16(t *testing.T) {
 	require.InDelta(t, last, last16, 0.02)   // measured 0.0011
 }
 
-// computed is a run of 60 steps with products of c.
-func computed(t *testing.T, c train.Compute, workers int) (first, last float64, w map[string][]float32) {
+// computed is a run with products of c on rows of so many tokens.
+func computed(t *testing.T, c train.Compute, workers, length, steps int) (first, last float64, w map[string][]float32) {
 	native.SetWorkers(workers)
 	defer native.SetWorkers(0)
 	o := transformerOptions()
-	o.Dropout, o.Steps, o.Compute = 0, 60, c
+	o.Dropout, o.Compute, o.Context, o.Steps = 0, c, length, steps
 	tr, m := newTransformer(t, o, train.Each(func(x train.Metric) {
 		if x.Step == 1 {
 			first = x.Loss
@@ -133,21 +133,26 @@ func computed(t *testing.T, c train.Compute, workers int) (first, last float64, 
 }
 
 // TestComputeBF16x6 is float32 within its error, with the same bits for any number
-// of workers, and what is chosen where the CPU has AMX; elsewhere it is float32.
+// of workers, and what is chosen where the CPU has AMX; elsewhere it is float32. Rows
+// of 290 tokens have three key tiles, whose attention goes by BF16x6 too.
 func TestComputeBF16x6(t *testing.T) {
-	first, last, w := computed(t, train.F32, 1)
-	first6, last6, w6 := computed(t, train.BF16x6, 1)
-	_, again, wAgain := computed(t, train.BF16x6, 7)
-	require.Equal(t, last6, again)
-	require.Equal(t, w6, wAgain)
-	_, _, chosen := computed(t, "", 1)
-	require.Equal(t, w6, chosen)
-	if native.GemmKernel() != "amx" {
-		require.Equal(t, w, w6)
+	for _, c := range []struct{ context, steps int }{{33, 60}, {290, 10}} {
+		first, last, w := computed(t, train.F32, 1, c.context, c.steps)
+		first6, last6, w6 := computed(t, train.BF16x6, 1, c.context, c.steps)
+		_, again, wAgain := computed(t, train.BF16x6, 7, c.context, c.steps)
+		require.Equal(t, last6, again)
+		require.Equal(t, w6, wAgain)
+		_, _, chosen := computed(t, "", 1, c.context, c.steps)
+		require.Equal(t, w6, chosen)
+		if native.GemmKernel() == "amx" {
+			require.NotEqual(t, w, w6)
+		} else {
+			require.Equal(t, w, w6)
+		}
+		t.Logf("%d tokens: loss of step 1: %.7f, bf16x6 %.7f; of step %d: %.5f, bf16x6 %.5f", c.context, first, first6, c.steps, last, last6)
+		require.InDelta(t, first, first6, 1e-6) // measured below 1e-7
+		require.InDelta(t, last, last6, 1e-4)   // measured below 1e-5
 	}
-	t.Logf("loss of step 1: %.7f, bf16x6 %.7f; of step 60: %.5f, bf16x6 %.5f", first, first6, last, last6)
-	require.InDelta(t, first, first6, 1e-6) // measured below 1e-7
-	require.InDelta(t, last, last6, 1e-4)   // measured below 1e-5
 }
 
 // TestResumeKeepsWhatWasChosen: a run begun with products of float32 goes on so,

@@ -114,6 +114,9 @@ func attentionCases() []Case {
 	for name, a := range list {
 		cs = append(cs, attentionCase(name, a))
 	}
+	for _, keys := range []int{128, 129, 300} { // one key tile, a second one of one key, three
+		cs = append(cs, byBF16x6(causal(optest.Attention{B: 1, Lq: keys, Lk: keys, Hq: 2, Hkv: 1, D: 64, Dv: 40})))
+	}
 	refused := func(name, err string, opts func(in []*graph.Node) ops.AttentionOptions, in ...Input) {
 		cs = append(cs, Case{Op: "attention", Name: name, In: in, Err: err, Build: func(in []*graph.Node) []*graph.Node {
 			return one(ops.Attention(in[0], in[1], in[2], opts(in)))
@@ -273,6 +276,16 @@ func mergeCases() []Case {
 			return one(out)
 		},
 		Err: "merge_states: states must be out [B,L,H,Dv] with lse [B,H,L], or [T,H,Dv] with [H,T], and both alike, got out_a float32[2,3,4], lse_a float32[2,3], out_b float32[2,3,4], lse_b float32[2,3]"})
+}
+
+// byBF16x6 is a case of attention whose float32 products go through AMX where it is,
+// and anywhere within the bounds of float32.
+func byBF16x6(a optest.Attention) Case {
+	c := attentionCase(fmt.Sprint("by BF16x6, ", a.Lk), a)
+	c.Build = func(in []*graph.Node) []*graph.Node {
+		return graph.ApplyAll("attention", ops.AttentionOp{Causal: a.Causal, BF16x6: true}, in...)
+	}
+	return c
 }
 
 func attentionCase(name string, a optest.Attention) Case {
