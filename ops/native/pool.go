@@ -49,12 +49,18 @@ func (k *kernel[A]) launchSeats(n, seats int, args A) {
 	helpers := min(seats, n) - 1
 	c := k.take(helpers)
 	c.args = args
-	c.start(n, helpers)
-	for h := 1; h <= helpers; h++ {
-		pool.submit(&c.batch, h)
+	if helpers > 0 {
+		c.start(n, helpers)
+		for h := 1; h <= helpers; h++ {
+			pool.submit(&c.batch, h)
+		}
+		c.work(0)
+		c.wait()
+	} else {
+		for i := range n {
+			c.one(0, i)
+		}
 	}
-	c.work(0)
-	c.wait()
 	var zero A
 	c.args = zero // here, where its cache lines are
 	var p *any
@@ -176,7 +182,7 @@ func (b *batch) one(seat, i int) {
 // wait returns when all units are done: most often the last one is, or will be
 // soon, so it looks before it sleeps.
 func (b *batch) wait() {
-	for s := newSpin(); atomic.LoadInt64(&b.left) > 0; {
+	for s := (spin{}); atomic.LoadInt64(&b.left) > 0; {
 		if !s.again() {
 			b.waits.Store(true)
 			// The last one may have counted before it could see that.
@@ -284,7 +290,7 @@ func (w *workers) grow() {
 // takes tens: a helper looks for work for a while before it sleeps.
 func (w *workers) next(mine *box) *batch {
 	mine.CompareAndSwap(away, nil) // else there is a batch
-	for s := newSpin(); ; {
+	for s := (spin{}); ; {
 		if b := mine.Load(); b != nil {
 			mine.Store(away)
 			return b
@@ -305,24 +311,23 @@ func (w *workers) next(mine *box) *batch {
 type spin struct {
 	n     int
 	start time.Time
-	limit time.Duration
 }
 
 const spinFor = 100 * time.Microsecond
 
-// newSpin begins a wait of spinFor, or of nothing where the workers have to share
-// the processors: there the one that is waited for may need this one.
-func newSpin() spin {
-	if runtime.GOMAXPROCS(0) < Workers() {
-		return spin{}
-	}
-	return spin{start: time.Now(), limit: spinFor}
-}
-
-// again says that there is time left.
+// again says that there is time left: spinFor, or a few looks where the workers have
+// to share the processors: there the one that is waited for may need this one. How
+// many those are is behind a lock that all cores share, so short waits do not ask.
 func (s *spin) again() bool {
 	s.n++
-	return s.limit > 0 && (s.n%32 != 0 || time.Since(s.start) < s.limit)
+	switch {
+	case s.n%32 != 0:
+		return true
+	case s.n == 32:
+		s.start = time.Now()
+		return runtime.GOMAXPROCS(0) >= Workers()
+	}
+	return time.Since(s.start) < spinFor
 }
 
 // scratch is a free list of buffers, shared by the calls of one process.
