@@ -204,8 +204,8 @@ func ParseCalibration(raw []byte) (*Calibration, error) {
 // parameter of a name becomes float8_e4m3 and its steps, [N,1], or those of the
 // blocks of a stack of experts, a parameter of that name with "_scale". It takes a quarter of the memory, and so does a
 // checkpoint of it. Graphs are to be built again: ops.Linear then reads the
-// codes. names are usually Report.Cast of FP8Inference; a table that is the head
-// too, which Include may have named, is not to be stored: ops.Embedding reads no codes.
+// codes. names are usually Report.Cast of FP8Inference; a table that is the head too,
+// which Include may have named, is refused: ops.Embedding reads no codes.
 func StoreFP8(params *graph.Params, names []string) error {
 	type stored struct {
 		p     *graph.Param
@@ -227,6 +227,8 @@ func StoreFP8(params *graph.Params, names []string) error {
 			continue
 		case p.State || p.Type.Rank() != 2 && p.Type.Rank() != 3 || !p.Type.DType.IsFloat() || p.Type.DType.IsFloat8() || !p.HasValue():
 			return fmt.Errorf("autocast: StoreFP8: %s must be a float weight [N,K] or stack [E,N,K] with a value, it is %s", name, p.Type)
+		case ops.IsTable(p):
+			return fmt.Errorf("autocast: StoreFP8: %s is a table, tied to a head or not, and ops.Embedding reads no 8-bit codes: leave it out of the names", name)
 		case p.Type.Rank() == 3:
 			codes, steps := ops.FP8Stack(p.Tensor())
 			all = append(all, stored{p, codes, steps, ops.FP8StackSteps(p.Type).Shape})

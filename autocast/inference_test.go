@@ -187,6 +187,27 @@ func TestStoredWeightsTakeAQuarter(t *testing.T) {
 	}
 }
 
+// TestNoTableIsStoredAsCodes: a table that is the head too is quantised when it is
+// used, and stays as it is stored, with all else that was named.
+func TestNoTableIsStoredAsCodes(t *testing.T) {
+	c := tiny
+	c.Tied = true
+	m := newModel(t, c)
+	tokens := feeds(c, 0)["tokens"].([]int32)
+	b, report, err := autocast.FP8Inference(logitsGraph(t, m, 2), autocast.InferenceOptions{Filter: autocast.Filter{Include: []string{"*.up_proj.weight", "model.embed_tokens.weight"}}})
+	require.NoError(t, err)
+	require.Contains(t, report.Cast(), "model.embed_tokens.weight")
+	want := logits(t, b, tokens)
+	for range 2 {
+		require.EqualError(t, autocast.StoreFP8(m.Params(), report.Cast()),
+			"autocast: StoreFP8: model.embed_tokens.weight is a table, tied to a head or not, and ops.Embedding reads no 8-bit codes: leave it out of the names")
+	}
+	require.Equal(t, want, logits(t, b, tokens))
+	for _, p := range m.Params().All() {
+		require.Equal(t, dtype.Float32, p.Type.DType, p.Name)
+	}
+}
+
 // TestNarrowModelsTakePart: weights stored as bf16 are quantised as their wide
 // values are, multiply as bf16 as they are, and FP8 training leaves them alone.
 func TestNarrowModelsTakePart(t *testing.T) {

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
@@ -32,8 +33,19 @@ type EmbeddingOp struct{ Coding Coding }
 
 // Embedding adds an EmbeddingOp.
 func Embedding(ids, table *graph.Node) *graph.Node {
+	if p := table.Param(); p != nil {
+		isTable(p).Store(true)
+	}
 	return graph.Apply(EmbeddingOp{codingOf(table)}, ids, table)
 }
+
+func isTable(p *graph.Param) *atomic.Bool {
+	return p.Attach("table", func() any { return new(atomic.Bool) }).(*atomic.Bool)
+}
+
+// IsTable reports whether Embedding has read p, in any graph, since it was last
+// stored anew: such a weight has no form in 8-bit floats.
+func IsTable(p *graph.Param) bool { return p != nil && isTable(p).Load() }
 
 // Name is "embedding".
 func (EmbeddingOp) Name() string { return "embedding" }
