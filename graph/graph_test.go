@@ -393,5 +393,5 @@ func TestParametersNeedValues(t *testing.T) {
 	plan, err := b.Plan(graph.Apply(scale{1}, b.Param("w", 2)))
 	require.NoError(t, err)
 	_, err = plan.Native()
-	require.EqualError(t, err, "graph: Native: parameter w has no value: initialise it (models have Init; else write its Tensor, then Touch) or load a checkpoint")
+	require.EqualError(t, err, "graph: Native: parameter w has no value: initialise it (models have Init; else write its Tensor, then Touch), load a checkpoint, or build the graph on the parameters of the model that has it (graph.Share)")
 }

@@ -69,7 +69,7 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 	for _, n := range p.nodes {
 		if n.param != nil {
 			if !n.param.HasValue() {
-				return nil, fmt.Errorf("graph: Native: parameter %s has no value: initialise it (models have Init; else write its Tensor, then Touch) or load a checkpoint", n.param.Name)
+				return nil, fmt.Errorf("graph: Native: parameter %s has no value: initialise it (models have Init; else write its Tensor, then Touch), load a checkpoint, or build the graph on the parameters of the model that has it (graph.Share)", n.param.Name)
 			}
 			if !n.param.Type.Equal(n.typ) {
 				return nil, fmt.Errorf("graph: Native: parameter %s is stored as %s, the graph was built for %s: build it again", n.param.Name, n.param.Type, n.typ)

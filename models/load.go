@@ -30,6 +30,7 @@ type Option func(*storage)
 // storage says in which type a weight is kept.
 type storage struct {
 	wide     bool        // all in float32
+	extra    []string    // tensors of no part of the model's own
 	matrices dtype.DType // matrices are rounded to it; Invalid: as the file has them
 }
 
@@ -39,6 +40,13 @@ func Widen() Option { return func(s *storage) { s.wide = true } }
 // Store16 keeps the matrices in a 16-bit type, Float16 or BFloat16, rounded to
 // nearest where the file has them wider or quantised.
 func Store16(dt dtype.DType) Option { return func(s *storage) { s.matrices = dt } }
+
+// Extra opens tensors that are no part of the model, by name, as parameters beside
+// its own: a head that Save wrote with it, score.weight of a model that classifies.
+// A model with a head of that kind may have no lm_head.
+func Extra(names ...string) Option {
+	return func(s *storage) { s.extra = append(s.extra, names...) }
+}
 
 // of is the type in which a parameter of that shape is kept. Ops read matrices,
 // and stacks of experts, in 16 bits; vectors are small and float32.
@@ -122,7 +130,9 @@ func loadFolder(dir string, kept storage) (*Transformer, LoadReport, error) {
 }
 
 const (
-	tableName = "model.embed_tokens.weight"
+	modelScope = "model."
+
+	tableName = modelScope + "embed_tokens.weight"
 	headName  = "lm_head.weight"
 )
 
@@ -131,12 +141,16 @@ type source struct {
 	ck    *checkpoint.Checkpoint
 	gguf  *ggufForm                // nil: the names are those of the file
 	other func(name string) string // as in architecture
+	bare  bool                     // the file is of a model without a head, whose names begin behind "model."
 	kept  storage
 }
 
 func (s *source) lookup(name string) (*checkpoint.Tensor, bool) {
 	if s.gguf != nil {
 		name = s.gguf.tensor(name)
+	}
+	if s.bare {
+		name = strings.TrimPrefix(name, modelScope)
 	}
 	t, ok := s.ck.Lookup(name)
 	if !ok && s.other != nil {
@@ -163,6 +177,7 @@ func load(c Config, s *source) (m *Transformer, report LoadReport, err error) {
 		return nil, report, err
 	}
 	s.other = architectures[c.Type].other
+	_, s.bare = s.ck.Lookup(strings.TrimPrefix(tableName, modelScope))
 	if report, err = made.assign(s); err != nil {
 		return nil, report, err
 	}
@@ -187,7 +202,10 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	if err := plain.Declare(); err != nil {
 		return report, err
 	}
-	params := plain.params.All()
+	params, err := s.wanted(plain)
+	if err != nil {
+		return report, err
+	}
 	from := map[string][]*checkpoint.Tensor{}
 	var missing, shapes, unexpected []string
 	codes := map[string]*checkpoint.FP8Weight{} // weights in 8-bit floats
@@ -251,9 +269,13 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	}
 	head, hasHead := s.lookup(headName)
 	for _, t := range s.ck.Tensors() {
+		name := t.Name()
+		if s.bare {
+			name = modelScope + name
+		}
 		switch {
 		case used[t.Name()]:
-		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(t.Name()), len(codes) > 0 && isActivationStep(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
+		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(name), len(codes) > 0 && isActivationStep(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
 			m.Config.Tied && hasHead && t == head:
 			report.Ignored = append(report.Ignored, t.Name())
 		default:
@@ -265,7 +287,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		list []string
 	}{{"missing tensors", missing}, {"tensors that do not fit", shapes}, {"unexpected tensors", unexpected}} {
 		if x.list != nil {
-			return report, fmt.Errorf("%s: %s", x.what, strings.Join(x.list, ", "))
+			return report, fmt.Errorf("%s: %s%s", x.what, strings.Join(x.list, ", "), s.foreign(unexpected))
 		}
 	}
 	if s.kept.wide {
@@ -327,6 +349,37 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		}
 	}
 	return report, nil
+}
+
+// wanted are the parameters that the checkpoint must hold: those of a model
+// without weights, and what Extra names. A model with other heads may lack its own.
+func (s *source) wanted(plain *Transformer) ([]*graph.Param, error) {
+	for _, name := range s.kept.extra {
+		t, ok := s.ck.Lookup(name)
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("Extra names %q, the checkpoint has no tensor of that name", name)
+		case plain.params.Get(name) != nil:
+			return nil, fmt.Errorf("Extra names %q twice, or a tensor of the model's own", name)
+		}
+		if _, err := plain.params.Add(name, graph.T(dtype.Float32, t.Shape()...), false); err != nil {
+			return nil, err
+		}
+	}
+	params := plain.params.All()
+	if _, hasHead := s.lookup(headName); !hasHead && (s.bare || len(s.kept.extra) > 0) {
+		params = slices.DeleteFunc(slices.Clone(params), func(p *graph.Param) bool { return p.Name == headName })
+	}
+	return params, nil
+}
+
+// foreign says, for an error, how tensors that belong to no model are opened.
+func (s *source) foreign(unexpected []string) string {
+	unexpected = slices.DeleteFunc(slices.Clone(unexpected), func(name string) bool { return strings.HasPrefix(name, modelScope) })
+	if len(unexpected) == 0 || s.gguf != nil || s.bare {
+		return ""
+	}
+	return fmt.Sprintf(" (a head of one's own is opened with Extra: %s)", strings.Join(unexpected, ", "))
 }
 
 // untie takes back tie_word_embeddings where the file has a table and another

@@ -283,6 +283,10 @@ func (ad *Adapted) rewrite(b *graph.Builder, build func(b *graph.Builder) []*gra
 // Loss is Transformer.Loss with the adapters. b must be empty.
 func (ad *Adapted) Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node) {
 	outs := ad.rewrite(b, func(b *graph.Builder) []*graph.Node {
+		if _, err := ad.others(); err != nil { // before the training, not after it
+			n := b.Fail(fmt.Errorf("models: %w", err))
+			return []*graph.Node{n, n}
+		}
 		loss, tokens := ad.Transformer.Loss(b, batch, context, dropout, seed)
 		return []*graph.Node{loss, tokens}
 	})
@@ -295,6 +299,20 @@ func (ad *Adapted) Logits(b *graph.Builder, batch, context int) *graph.Node {
 	return ad.rewrite(b, func(b *graph.Builder) []*graph.Node {
 		return []*graph.Node{ad.Transformer.Logits(b, b.Input("tokens", dtype.Int32, batch, context), Dropout{})}
 	})[0]
+}
+
+// Apply puts a graph of one's own on the model, such as a head on Features, into b
+// with the adapters: build makes it as it would without them, on the builder that
+// it is given. b must be empty. Weights that build declares are trained beside the
+// adapters, and are the caller's to save.
+func (ad *Adapted) Apply(b *graph.Builder, build func(b *graph.Builder) []*graph.Node) []*graph.Node {
+	if err := ad.usable(); err != nil {
+		return []*graph.Node{b.Fail(err)}
+	}
+	if build == nil {
+		return []*graph.Node{b.Fail(errors.New("models: Apply: build is missing (nil)"))}
+	}
+	return ad.rewrite(b, build)
 }
 
 // Packed is Transformer.Packed with the adapters. b must be empty.
@@ -320,8 +338,8 @@ func (ad *Adapted) Merge() (*Transformer, error) {
 		return nil, err
 	}
 	for _, p := range ad.params.All() {
-		if !p.Frozen {
-			continue // an adapter
+		if ofAdapter(p.Name) {
+			continue
 		}
 		if ad.isSteps(p) {
 			continue

@@ -84,7 +84,7 @@ func (ad *Adapted) checkBase(dir, was string) error {
 const digestRow, digestPlaces = 1024, 4
 
 // baseDigest tells the model under the adapters from others of its shape: it is over
-// names, shapes and samples of all weights, as float32 where they are stored as
+// names, shapes and samples of all weights that are not trained, as float32 where they are stored as
 // floats of 16 bits or more, so that widening does not change it. Training moves
 // numbers all over a weight; that a change of a few is seen is not certain.
 func (ad *Adapted) baseDigest() (string, error) {
@@ -93,7 +93,7 @@ func (ad *Adapted) baseDigest() (string, error) {
 	}
 	defer ad.params.Release()
 	h := sha256.New()
-	all := slices.DeleteFunc(ad.params.All(), func(p *graph.Param) bool { return p.State || ofAdapter(p.Name) })
+	all := slices.DeleteFunc(ad.params.All(), func(p *graph.Param) bool { return p.State || ofAdapter(p.Name) || p.Trainable() })
 	slices.SortFunc(all, func(a, b *graph.Param) int { return strings.Compare(a.Name, b.Name) })
 	for _, p := range all {
 		sample(h, p)

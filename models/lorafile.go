@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models/checkpoint"
 )
 
@@ -38,8 +39,8 @@ type peftConfig struct {
 	Bias          string         `json:"bias"`
 	FanInFanOut   bool           `json:"fan_in_fan_out"`
 	Inference     bool           `json:"inference_mode"`
-	ModulesToSave any            `json:"modules_to_save"`
-	RankPattern   map[string]any `json:"rank_pattern"` // told by the shapes
+	ModulesToSave []string       `json:"modules_to_save"` // trained beside the adapters
+	RankPattern   map[string]any `json:"rank_pattern"`    // told by the shapes
 	AlphaPattern  map[string]any `json:"alpha_pattern"`
 	RootOfRank    bool           `json:"use_rslora"`
 	DoRA          bool           `json:"use_dora"`
@@ -58,8 +59,6 @@ func (c *peftConfig) check() error {
 		return refuse("bias", fmt.Sprintf("%q", c.Bias), "none")
 	case c.FanInFanOut:
 		return refuse("fan_in_fan_out", true, "false")
-	case c.ModulesToSave != nil:
-		return refuse("modules_to_save", c.ModulesToSave, "null")
 	case len(c.AlphaPattern) > 0:
 		return refuse("alpha_pattern", c.AlphaPattern, "none")
 	case c.DoRA:
@@ -80,8 +79,17 @@ func (c *peftConfig) scale(rank int) float64 {
 	return c.Alpha / float64(rank)
 }
 
-// Save writes the adapters as a PEFT folder, which is replaced as a
-// whole.
+// saves reports whether a tensor is of a module that is trained beside the adapters.
+func (c *peftConfig) saves(name string) bool {
+	return slices.ContainsFunc(c.ModulesToSave, func(end string) bool { return strings.HasSuffix(moduleOf(name), end) })
+}
+
+// moduleOf is the layer of a weight or bias.
+func moduleOf(name string) string { return name[:max(0, strings.LastIndexByte(name, '.'))] }
+
+// Save writes the adapters as a PEFT folder, which is replaced as a whole. Other
+// weights that are not frozen, a head of one's own or norms, go with them as
+// modules_to_save.
 func (ad *Adapted) Save(dir string) error { return checkpoint.WriteDir(dir, ad.writeAdapter) }
 
 func (ad *Adapted) writeAdapter(dir string) error {
@@ -100,6 +108,18 @@ func (ad *Adapted) writeAdapter(dir string) error {
 		}
 		c.RootOfRank = c.RootOfRank || x.scale != c.Alpha/float64(rank)
 	}
+	others, err := ad.others()
+	if err != nil {
+		return fmt.Errorf("models: %w", err)
+	}
+	for _, p := range others {
+		if module := moduleOf(p.Name); !slices.Contains(c.ModulesToSave, module) {
+			c.ModulesToSave = append(c.ModulesToSave, module)
+		}
+		if !ad.own(p.Name) {
+			c.TaskType = "" // a head of another kind stands on the model
+		}
+	}
 	raw, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return err
@@ -110,7 +130,37 @@ func (ad *Adapted) writeAdapter(dir string) error {
 	return checkpoint.Save(filepath.Join(dir, adapterWeightsName), ad.entries(peftPrefix), checkpoint.SaveOptions{})
 }
 
-// entries are the adapters' matrices, layer by layer.
+// own reports whether a tensor is one of the model's, as its files have them.
+func (ad *Adapted) own(name string) bool {
+	return name == headName || strings.HasPrefix(name, modelScope)
+}
+
+// apart refuses weights that a PEFT folder cannot hold as one tensor of one layer.
+func (m *Transformer) apart(name string) error {
+	if len(m.OnDisk(name)) > 1 || m.Config.Tied && name == tableName {
+		return fmt.Errorf("%s cannot be trained beside adapters: a PEFT folder holds neither stacks of experts nor a table that is the head too; freeze it", name)
+	}
+	return nil
+}
+
+// others are the weights that are trained beside the adapters, whole modules of them.
+func (ad *Adapted) others() ([]*graph.Param, error) {
+	modules := map[string]bool{}
+	for _, p := range ad.params.All() {
+		if ofAdapter(p.Name) || !p.Trainable() {
+			continue
+		}
+		if err := ad.apart(p.Name); err != nil {
+			return nil, err
+		}
+		modules[moduleOf(p.Name)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(ad.params.All()), func(p *graph.Param) bool {
+		return ofAdapter(p.Name) || p.State || !modules[moduleOf(p.Name)]
+	}), nil
+}
+
+// entries are the adapters' matrices, layer by layer, and what is trained beside them.
 func (ad *Adapted) entries(prefix string) iter.Seq[checkpoint.Entry] {
 	return func(yield func(checkpoint.Entry) bool) {
 		for _, module := range ad.order {
@@ -119,6 +169,12 @@ func (ad *Adapted) entries(prefix string) iter.Seq[checkpoint.Entry] {
 				if !yield(checkpoint.Values(prefix+p.Name, graph.Data[float32](p.Tensor()), p.Type.Shape...)) {
 					return
 				}
+			}
+		}
+		others, _ := ad.others() // writeAdapter has had its error
+		for _, p := range others {
+			if !yield(entry(prefix+ad.Transformer.OnDisk(p.Name)[0], p.Tensor())) {
+				return
 			}
 		}
 	}
@@ -286,8 +342,49 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 		})
 	}
 	var unexpected []string
+	var others []*graph.Param
 	for _, t := range ck.Tensors() {
-		if !known[t.Name()] {
+		if known[t.Name()] {
+			continue
+		}
+		name := strings.TrimPrefix(t.Name(), peftPrefix)
+		p := m.params.Get(strings.Replace(name, ".base_layer.", ".", 1))
+		switch {
+		case c.saves(name) && (p != nil || !ad.own(name)):
+			if err := m.apart(name); err != nil {
+				return nil, err
+			}
+			typ := graph.T(dtype.Float32, t.Shape()...)
+			if p != nil && !slices.Equal(p.Type.Shape, typ.Shape) {
+				return nil, fmt.Errorf("%s is %s, the model has %s", t.Name(), typ, p.Type)
+			}
+			if p != nil && p.Type.DType.IsFloat8() {
+				return nil, fmt.Errorf("%s stands for a weight in 8 bits, %s: open the model with Widen", t.Name(), p.Type)
+			}
+			wide := graph.NewTensor(typ)
+			if err := t.Float32(graph.Data[float32](wide)); err != nil {
+				return nil, err
+			}
+			loads = append(loads, func() (err error) {
+				if p == nil {
+					if p, err = m.params.Add(name, typ, false); err != nil {
+						return err
+					}
+				}
+				p.Forget = nil // the value lies in the file of the model no more
+				others = append(others, p)
+				return p.Store(dtype.Float32, wide.Bytes())
+			})
+		case p != nil && slices.Equal(shapeOf(p), t.Shape()):
+			// PEFT writes a copy of the table or the head where that has an adapter.
+			wide := make([]float32, t.Len())
+			if err := t.Float32(wide); err != nil {
+				return nil, err
+			}
+			if !slices.Equal(wide, m.wide(p)) {
+				return nil, fmt.Errorf("%s differs from the model's: the adapter was trained on another model", t.Name())
+			}
+		default:
 			unexpected = append(unexpected, t.Name())
 		}
 	}
@@ -304,5 +401,8 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 	}
 	ad.LoRA.Targets = slices.Clone(ad.order)
 	m.freeze(ad.adapters)
+	for _, p := range others {
+		p.Frozen = false
+	}
 	return ad, nil
 }

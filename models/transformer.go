@@ -240,6 +240,7 @@ func (dense) Delta(_ int, q, k, v, g, beta *graph.Node) *graph.Node {
 }
 
 // Hidden builds the decoder up to its last norm: tokens [...] give [...,Hidden].
+// For whole sequences it is Features.
 func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout, mix Mixer) *graph.Node {
 	if err := m.usable(); err != nil {
 		return b.Fail(err)
@@ -276,14 +277,24 @@ func (m *Transformer) Head(b *graph.Builder, hidden *graph.Node) *graph.Node {
 	return logits
 }
 
-// Logits builds the model for whole sequences tokens [B,T] at positions 0..T-1:
-// logits [B,T,Vocab].
-func (m *Transformer) Logits(b *graph.Builder, tokens *graph.Node, drop Dropout) *graph.Node {
+// Features builds the decoder for whole sequences tokens [B,T] at positions
+// 0..T-1, up to its last norm: [B,T,Hidden]. Logits are their Head; a head of
+// one's own (a classifier, a reward, an embedding) reads them as well. On a builder
+// that shares the parameters of the model (graph.Share(m.Params())) its weights are
+// saved with it, and Extra opens them again; Adapted.Apply trains it with adapters.
+func (m *Transformer) Features(b *graph.Builder, tokens *graph.Node, drop Dropout) *graph.Node {
 	layers, err := m.reaches(tokens.Dim(1), false)
 	if err != nil {
 		return b.Fail(err)
 	}
-	return m.Head(b, m.Hidden(b, tokens, drop, dense{layers}))
+	return m.Hidden(b, tokens, drop, dense{layers})
+}
+
+// Logits builds the model for whole sequences tokens [B,T] at positions 0..T-1:
+// logits [B,T,Vocab]. The weights are those of the builder's parameters:
+// graph.New(graph.Share(m.Params())).
+func (m *Transformer) Logits(b *graph.Builder, tokens *graph.Node, drop Dropout) *graph.Node {
+	return m.Head(b, m.Features(b, tokens, drop))
 }
 
 // Loss declares the inputs "tokens" and "labels" (int32 [batch,context]) and,

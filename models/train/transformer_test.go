@@ -299,7 +299,7 @@ func TestParametersWithoutValuesAreRefused(t *testing.T) {
 	m, err := models.New(models.Config{Type: "llama", Vocab: 8, Hidden: 4, FFN: 4, Layers: 1, Heads: 1, KVHeads: 1, HeadDim: 4, Context: 8, NormEps: 1e-5, RopeTheta: 1e4})
 	require.NoError(t, err)
 	_, err = train.New(m, nothing{}, transformerOptions())
-	require.ErrorContains(t, err, "parameter model.embed_tokens.weight has no value: initialise it (models have Init; else write its Tensor, then Touch) or load a checkpoint")
+	require.ErrorContains(t, err, "parameter model.embed_tokens.weight has no value: initialise it (models have Init; else write its Tensor, then Touch), load a checkpoint, or build the graph on the parameters of the model that has it (graph.Share)")
 	require.NoError(t, m.Init(0))
 	_, err = train.New(m, nothing{}, transformerOptions())
 	require.EqualError(t, err, "train: the first micro-batch: nothing there")

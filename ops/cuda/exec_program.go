@@ -188,7 +188,7 @@ func (p *program) survey() error {
 		}
 		if param := n.Param(); param != nil {
 			if !param.HasValue() {
-				return fmt.Errorf("cuda: parameter %s has no value: initialise it (models have Init; else write its Tensor, then Touch) or load a checkpoint", param.Name)
+				return fmt.Errorf("cuda: parameter %s has no value: initialise it (models have Init; else write its Tensor, then Touch), load a checkpoint, or build the graph on the parameters of the model that has it (graph.Share)", param.Name)
 			}
 			if !param.Type.Equal(n.Type()) {
 				return fmt.Errorf("cuda: parameter %s is stored as %s, the graph was built for %s: build it again", param.Name, param.Type, n.Type())
