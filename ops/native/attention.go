@@ -54,7 +54,9 @@ type AttentionArgs[T Float] struct {
 // A query that sees no key gets out exactly 0 and lse -Inf, with or without a
 // sink. A key or value that no query of its sequence sees is never read into
 // the sums, so NaN there changes nothing. The result of a sequence does not
-// depend on the others of the call.
+// depend on the others of the call. The sum over the keys is divided by its
+// weights, of which the largest is 1, at the end: values above the largest float
+// divided by the number of keys may give Inf.
 //
 // Source: Dao et al., FlashAttention (arXiv:2205.14135).
 func Attention[T Float](a AttentionArgs[T]) {
