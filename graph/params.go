@@ -26,6 +26,7 @@ type Param struct {
 	memMu   sync.Mutex // executors may be made at the same time
 	mem     []byte
 	version uint64
+	amax    measured
 
 	mu       sync.Mutex
 	attached map[string]any
@@ -73,6 +74,25 @@ func (p *Param) Version() uint64 { return p.version }
 
 // Touch says that the value has changed: call it after writing to Tensor.
 func (p *Param) Touch() { p.version++ }
+
+// measured is what is known of the value of a version.
+type measured struct {
+	version uint64
+	amax    float32
+	nan     int
+}
+
+// Measured says of the value, after Touch, what its writer knows: the largest
+// magnitude of its numbers and how many elements are NaN.
+func (p *Param) Measured(amax float32, nan int) { p.amax = measured{p.version, amax, nan} }
+
+// Amax is what Measured said of the value; ok is false where it said nothing.
+func (p *Param) Amax() (amax float32, nan int, ok bool) {
+	if p == nil || p.version == 0 || p.amax.version != p.version {
+		return 0, 0, false
+	}
+	return p.amax.amax, p.amax.nan, true
+}
 
 // Store changes the element type that the value is stored in and takes a copy
 // of its bytes. Graphs that were built for another type must be built again:

@@ -34,8 +34,9 @@ func fp8WeightOf(c *graph.Call, i int) (*fp8Weight, uint64) {
 	return &fp8Weight{}, 0
 }
 
-// measure is amax and number of NaN of the weight.
-func (q *fp8Weight) measure(w graph.Tensor, version uint64) (amax float32, nan int) {
+// measure is amax and number of NaN of the weight w, which p holds if it is not
+// nil.
+func (q *fp8Weight) measure(w graph.Tensor, p *graph.Param, version uint64) (amax float32, nan int) {
 	q.mu.RLock()
 	if q.known && q.version == version {
 		defer q.mu.RUnlock()
@@ -44,6 +45,10 @@ func (q *fp8Weight) measure(w graph.Tensor, version uint64) (amax float32, nan i
 	q.mu.RUnlock()
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if amax, nan, ok := p.Amax(); ok {
+		q.amax, q.nan = amax, nan
+		q.known, q.version, q.coded = true, version, false
+	}
 	q.remeasure(w, version)
 	return q.amax, q.nan
 }

@@ -63,8 +63,9 @@ func (a *adamW) update(grads [][]float32, scale, lr float64, t int) {
 		if r := p.Type.Rank(); r != 2 && r != 3 && !a.o.DecayAll {
 			step.Decay = 0
 		}
-		native.AdamW(graph.Data[float32](p.Tensor()), a.m[i], a.v[i], grads[i], p.Type.Size(), step)
+		amax, nan := native.AdamW(graph.Data[float32](p.Tensor()), a.m[i], a.v[i], grads[i], p.Type.Size(), step)
 		p.Touch()
+		p.Measured(amax, nan)
 	}
 }
 

@@ -2,6 +2,7 @@ package native
 
 import (
 	"math"
+	"slices"
 	"unsafe"
 )
 
@@ -21,8 +22,10 @@ type AdamWStep struct {
 //	g' = GradScale g      m = b1 m + (1-b1) g'      v = b2 v + (1-b2) g'^2
 //	p  = p (1 - lr decay) - lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
 //
-// Source: Loshchilov and Hutter, arXiv:1711.05101.
-func AdamW[T Float](p, m, v, g []T, n int, h AdamWStep) {
+// It returns FP8TensorAmax of the new p. Source: Loshchilov and Hutter,
+// arXiv:1711.05101.
+func AdamW[T Float](p, m, v, g []T, n int, h AdamWStep) (amax float32, nan int) {
+	units := ceilDiv(n, unitElements)
 	t := float64(h.Step)
 	a := adamWArgs[T]{p: p, m: m, v: v, g: g, n: n, f: adamWFactors[T]{
 		grad:  T(h.GradScale),
@@ -33,8 +36,11 @@ func AdamW[T Float](p, m, v, g []T, n int, h AdamWStep) {
 		root: T(1 / math.Sqrt(1-math.Pow(h.Beta2, t))),
 		eps:  T(h.Eps),
 	}}
-	k := pick[adamWArgs[T]](adamW32, adamW64)
-	k.launch(ceilDiv(n, unitElements), a)
+	a.found = scratch32.take(2 * units)
+	pick[adamWArgs[T]](adamW32, adamW64).launch(units, a)
+	amax, nan = foundOf(a.found)
+	scratch32.give(a.found)
+	return amax, nan
 }
 
 // adamWFactors are the constants of a step; the assembly knows their order.
@@ -46,6 +52,7 @@ type adamWArgs[T Float] struct {
 	p, m, v, g []T
 	n          int
 	f          adamWFactors[T]
+	found      []float32 // see foundOf
 }
 
 var (
@@ -54,12 +61,14 @@ var (
 )
 
 func adamWUnit[T Float](a *adamWArgs[T], unit int) {
-	i, end := unitRange(unit, a.n)
-	f := &a.f
+	from, end := unitRange(unit, a.n)
+	i, f := from, &a.f
+	var tops [16]uint32 // the largest magnitudes, in bits
 	if full := (end - i) &^ 15; inAssembly[T]() && full > 0 {
-		vecAdamW(f32p(a.p[i:]), f32p(a.m[i:]), f32p(a.v[i:]), f32p(a.g[i:]), (*adamWFactors[float32])(unsafe.Pointer(f)), full)
+		vecAdamW(f32p(a.p[i:]), f32p(a.m[i:]), f32p(a.v[i:]), f32p(a.g[i:]), (*adamWFactors[float32])(unsafe.Pointer(f)), full, &tops)
 		i += full
 	}
+	rest := i
 	for ; i < end; i++ {
 		g := f.grad * a.g[i]
 		m := f.beta1*a.m[i] + f.rest1*g
@@ -67,6 +76,13 @@ func adamWUnit[T Float](a *adamWArgs[T], unit int) {
 		a.m[i], a.v[i] = m, v
 		a.p[i] = f.keep*a.p[i] - f.step*m/(f.root*T(math.Sqrt(float64(v)))+f.eps)
 	}
+	top := slices.Max(tops[:])
+	if top > 0xFF<<23 { // a NaN
+		rest, top = from, 0
+	}
+	amax, nan := amaxOf(a.p[rest:end])
+	a.found[2*unit] = max(amax, math.Float32frombits(top))
+	a.found[2*unit+1] = math.Float32frombits(uint32(nan))
 }
 
 // SumSquares returns the sum of x[n]^2 in float64, blocks in order.

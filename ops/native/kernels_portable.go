@@ -41,7 +41,7 @@ func vecSwiGLU(y, gate, up *float32, n int) {}
 
 func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {}
 
-func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {}
+func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int, tops *[16]uint32) {}
 
 func vecTurn(y, x *float32, heads, stride, half int, cos, sin *float32, sign float32, n int) {}
 

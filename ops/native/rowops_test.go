@@ -420,6 +420,23 @@ func adamWAll[T Float](h AdamWStep) func(out, in [][]T) {
 	}
 }
 
+// AdamW measures what it writes, NaN anywhere among it.
+func TestAdamWMeasures(t *testing.T) {
+	const n = 2*unitElements + 9
+	nan, inf := float32(math.NaN()), float32(math.Inf(-1))
+	for at, v := range map[int]float32{0: -900, 5: nan, n - 1: nan, n - 3: 700, unitElements + 17: inf, 3: 1e-40} {
+		p, m, w, g := make([]float32, n), make([]float32, n), make([]float32, n), make([]float32, n)
+		for i := range p {
+			p[i], g[i] = float32(i%7)-3, float32(i%5)-2
+		}
+		p[at] = v
+		amax, count := AdamW(p, m, w, g, n, AdamWStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Step: 1, GradScale: 1})
+		want, wantCount := FP8TensorAmax(p)
+		require.Equal(t, want, amax, "element %d is %g", at, v)
+		require.Equal(t, wantCount, count, "element %d is %g", at, v)
+	}
+}
+
 func TestSumSquares(t *testing.T) {
 	const n = 3*unitElements + 5
 	x := optest.Normals("x", n, 1)

@@ -160,16 +160,16 @@ func vecSwiGLUGrad(dgate, dup, dy, gate, up *float32, n int) {
 }
 
 //go:noescape
-func adamWAVX512(p, m, v, grad *float32, c *adamWFactors[float32], n int)
+func adamWAVX512(p, m, v, grad *float32, c *adamWFactors[float32], n int, tops *[16]uint32)
 
 //go:noescape
-func adamWAVX2(p, m, v, grad *float32, c *adamWFactors[float32], n int)
+func adamWAVX2(p, m, v, grad *float32, c *adamWFactors[float32], n int, tops *[16]uint32)
 
-func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int) {
+func vecAdamW(p, m, v, grad *float32, c *adamWFactors[float32], n int, tops *[16]uint32) {
 	if gemmKernel >= avx512Kernel {
-		adamWAVX512(p, m, v, grad, c, n)
+		adamWAVX512(p, m, v, grad, c, n, tops)
 	} else {
-		adamWAVX2(p, m, v, grad, c, n)
+		adamWAVX2(p, m, v, grad, c, n, tops)
 	}
 }
 

@@ -479,8 +479,10 @@ gradded:
 	VZEROUPPER
 	RET
 
-// func adamW(p, m, v, grad *float32, c *adamWFactors, n int)
-TEXT FN_ADAMW(SB), NOSPLIT, $0-48
+// func adamW(p, m, v, grad *float32, c *adamWFactors, n int, tops *[16]uint32)
+//
+// tops gets the largest |bits| of p by lanes, which tell a NaN.
+TEXT FN_ADAMW(SB), NOSPLIT, $0-56
 	MOVQ p+0(FP), DI
 	MOVQ m+8(FP), SI
 	MOVQ v+16(FP), R8
@@ -497,6 +499,8 @@ TEXT FN_ADAMW(SB), NOSPLIT, $0-48
 	VBROADCASTSS 24(DX), V13
 	VBROADCASTSS 28(DX), V14
 	VBROADCASTSS 32(DX), V15
+	VXORPS V4, V4, V4
+	VMOVUPS C_ABS, V5
 
 #define STEP_ADAMW(off) \
 	VMULPS  off(R9)(AX*1), V7, V0  \
@@ -516,11 +520,15 @@ TEXT FN_ADAMW(SB), NOSPLIT, $0-48
 	VDIVPS  V3, V1, V1             \
 	VMULPS  off(DI)(AX*1), V12, V2 \
 	VSUBPS  V1, V2, V2             \
-	VMOVUPS V2, off(DI)(AX*1)
+	VMOVUPS V2, off(DI)(AX*1)      \
+	VANDPS  V5, V2, V2             \
+	VPMAXSD V2, V4, V4
 
 adamw:
 	EACH16(STEP_ADAMW)
 	NEXT(adamw)
+	MOVQ    tops+48(FP), DX
+	VMOVUPS V4, (DX)
 	VZEROUPPER
 	RET
 
