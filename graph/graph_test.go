@@ -335,6 +335,60 @@ func TestStateIsWrittenInOrder(t *testing.T) {
 	require.ErrorContains(t, err, "writes to x, which is not a state")
 }
 
+// sumDiff is x + y and x - y, each in the place of an input where it can be.
+type sumDiff struct{}
+
+func (sumDiff) Name() string                                { return "test_sum_diff" }
+func (sumDiff) Infer(in []graph.Type) ([]graph.Type, error) { return in, nil }
+
+func init() {
+	graph.Register(graph.Def{Name: "test_sum_diff", InPlace: []int{0, 1}, Native: func(c *graph.Call) error {
+		x, y, s, d := graph.Data[float32](c.In[0]), graph.Data[float32](c.In[1]), graph.Data[float32](c.Out[0]), graph.Data[float32](c.Out[1])
+		for i := range x {
+			s[i], d[i] = x[i]+y[i], x[i]-y[i]
+		}
+		return nil
+	}})
+}
+
+func TestSpreadPlansTakeOverInputsByResults(t *testing.T) {
+	b := graph.New()
+	x, y := b.Input("x", dtype.Float32, 1024), b.Input("y", dtype.Float32, 1024)
+	both := graph.ApplyAll("both", sumDiff{}, graph.Apply(scale{2}, x), graph.Apply(scale{3}, y))
+	kept := graph.ApplyAll("kept", sumDiff{}, both[0], both[1])
+	out := graph.Apply(graph.Add{}, kept[0], both[1]) // both[1] is read again: kept[1] has a place of its own
+	for _, spread := range []bool{false, true} {
+		plan, err := b.Plan(out, kept[1])
+		require.NoError(t, err)
+		require.False(t, plan.IsSpread())
+		arena := 5 * 4096 // at most, with what an op reads beside its two results
+		if spread {
+			plan.Spread()
+			require.True(t, plan.IsSpread())
+			arena = 3 * 4096
+		}
+		require.Equal(t, arena, plan.Arena)
+		run, err := plan.Native(graph.Poison())
+		require.NoError(t, err)
+		feed := func(v float32) []float32 {
+			s := make([]float32, 1024)
+			for i := range s {
+				s[i] = v + float32(i)
+			}
+			return s
+		}
+		require.NoError(t, run.Do(context.Background(), graph.Feeds{"x": feed(1), "y": feed(10)}))
+		for i := range 1024 {
+			sum, diff := 2*(1+float32(i))+3*(10+float32(i)), 2*(1+float32(i))-3*(10+float32(i))
+			for k, want := range []float32{sum + 2*diff, sum - diff} {
+				v, err := run.Value(plan.Outputs[k])
+				require.NoError(t, err)
+				require.Equal(t, want, graph.Data[float32](v)[i])
+			}
+		}
+	}
+}
+
 func TestPlanSharesMemory(t *testing.T) {
 	b := graph.New()
 	x := b.Input("x", dtype.Float32, 1024)

@@ -117,9 +117,18 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 		for _, x := range n.in {
 			in = append(in, r.tensor(x))
 		}
-		out := []Tensor{r.tensor(n)}
-		if _, ok := n.op.(Aliaser); !ok {
-			out = n.split(out[0])
+		var out []Tensor
+		_, alias := n.op.(Aliaser)
+		switch parts := p.spread[n]; {
+		case parts != nil:
+			for j, t := range n.outs {
+				from, end := parts[j].offset, parts[j].offset+t.Bytes()
+				out = append(out, Tensor{t, r.arena[from:end:end]})
+			}
+		case alias:
+			out = []Tensor{r.tensor(n)}
+		default:
+			out = n.split(r.tensor(n))
 		}
 		r.calls[i] = Call{Op: n.op, In: row(in...), Out: row(out...), node: n, def: n.def}
 	}

@@ -63,9 +63,10 @@ type Def struct {
 	// each element of the results.
 	FLOPs func(op Op, in, out []Type) int64
 
-	// InPlace lists inputs whose memory the first result may take over when
-	// nothing reads them later: the body reads element i of them before it
-	// writes element i.
+	// InPlace lists inputs whose memory the result may take over when nothing
+	// reads them later: the body reads element i of them before it writes
+	// element i. Of an op with several results, input InPlace[i] is for result i,
+	// all at once, where the plan is Spread.
 	InPlace []int
 
 	// Symbolic ops stand in a gradient while it is taken and are never run.

@@ -19,6 +19,7 @@ type Plan struct {
 	nodes  []*Node
 	places map[*Node]Place
 	bufs   []*buffer
+	spread map[*Node][]*buffer // by op: those of its results; nil: results lie packed
 }
 
 // Step is one execution of a body.
@@ -56,7 +57,7 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 			return nil, fmt.Errorf("graph: Plan: output %d is not a node of this graph", i)
 		}
 	}
-	p := &Plan{Outputs: slices.Clone(outputs), b: b, nodes: ancestors(b, outputs), places: map[*Node]Place{}}
+	p := &Plan{Outputs: slices.Clone(outputs), b: b, nodes: ancestors(b, outputs)}
 	if err := checkStates(p.nodes, outputs...); err != nil {
 		return nil, err
 	}
@@ -76,6 +77,32 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 	p.place()
 	return p, nil
 }
+
+// Spread places the values anew, each result of an op that has several and an
+// InPlace by itself, so that it can take over the memory of an input. Native alone
+// runs such a plan.
+func (p *Plan) Spread() {
+	p.spread = map[*Node][]*buffer{}
+	for _, n := range p.nodes {
+		if len(n.outs) > 1 && len(n.def.InPlace) > 0 {
+			p.spread[n] = make([]*buffer, len(n.outs))
+		}
+	}
+	for _, n := range p.nodes {
+		for _, in := range n.in {
+			if _, part := n.op.(result); !part {
+				delete(p.spread, in) // it reads all results as one
+			}
+		}
+	}
+	for _, o := range p.Outputs {
+		delete(p.spread, o)
+	}
+	p.place()
+}
+
+// IsSpread reports whether Spread has placed the values.
+func (p *Plan) IsSpread() bool { return p.spread != nil }
 
 // Hold is Params.Hold of the plan's parameters; a plan that is missing is an error
 // too. An Executor holds its plan while it runs.
@@ -120,6 +147,7 @@ func (n *Node) isView() bool {
 
 // place gives every value a buffer and every buffer an offset.
 func (p *Plan) place() {
+	p.places, p.bufs, p.Arena, p.Values = map[*Node]Place{}, nil, 0, 0
 	stepOf := make(map[*Node]int, len(p.Steps))
 	for i, s := range p.Steps {
 		stepOf[s.Node] = i
@@ -133,25 +161,40 @@ func (p *Plan) place() {
 			continue
 		}
 		if n.op == nil {
-			of[n] = p.newBuffer(n, -1, last[n])
+			of[n] = p.newBuffer(n, -1, last[n], n.typ.Bytes())
 			continue
-		}
-		root := n.root()
-		if root != n {
-			continue // placed below, with its root
 		}
 		at := stepOf[n]
-		if h := p.takeOver(n, at, of); h != nil {
-			h.last = max(last[n], at)
-			of[n] = h
+		if r, ok := n.op.(result); ok && p.spread[n.in[0]] != nil {
+			of[n] = p.spread[n.in[0]][r.Index]
+			of[n].last = max(last[n], of[n].last)
 			continue
 		}
-		of[n] = p.newBuffer(n, at, max(last[n], at))
+		if n.root() != n {
+			continue // placed below, with its root
+		}
+		if parts := p.spread[n]; parts != nil {
+			for i, t := range n.outs {
+				var over []int
+				if i < len(n.def.InPlace) {
+					over = n.def.InPlace[i : i+1]
+				}
+				parts[i] = p.bufferFor(n, over, at, at, t.Bytes(), of)
+			}
+			continue
+		}
+		over := n.def.InPlace
+		if len(n.outs) > 1 {
+			over = nil
+		}
+		of[n] = p.bufferFor(n, over, at, max(last[n], at), n.typ.Bytes(), of)
 	}
 	p.assign()
 	for _, n := range p.nodes {
 		if buf := of[n]; buf != nil {
 			p.places[n] = Place{Offset: buf.offset}
+		} else if parts := p.spread[n]; parts != nil {
+			p.places[n] = Place{Offset: parts[0].offset}
 		} else if n.op != nil {
 			place := p.places[n.in[n.op.(Aliaser).Alias()]]
 			place.Offset += n.aliasOffset()
@@ -160,8 +203,18 @@ func (p *Plan) place() {
 	}
 }
 
-func (p *Plan) newBuffer(n *Node, first, last int) *buffer {
-	buf := &buffer{root: n, bytes: align64(n.typ.Bytes()), first: first, last: last}
+// bufferFor is the buffer of so many bytes for a result of n: that of one of the
+// inputs over if it can be had, else a new one.
+func (p *Plan) bufferFor(n *Node, over []int, at, last, bytes int, of map[*Node]*buffer) *buffer {
+	if buf := p.takeOver(n, over, at, bytes, of); buf != nil {
+		buf.last = last
+		return buf
+	}
+	return p.newBuffer(n, at, last, bytes)
+}
+
+func (p *Plan) newBuffer(n *Node, first, last, bytes int) *buffer {
+	buf := &buffer{root: n, bytes: align64(bytes), first: first, last: last}
 	p.bufs = append(p.bufs, buf)
 	p.Values += buf.bytes
 	return buf
@@ -173,35 +226,48 @@ func (p *Plan) lastUses(stepOf map[*Node]int, end int) map[*Node]int {
 	for _, n := range p.nodes {
 		if at, ok := stepOf[n]; ok {
 			for _, in := range n.in {
-				last[in.root()] = at
+				last[p.home(in)] = at
 			}
 		}
 	}
 	for _, o := range p.Outputs {
-		last[o.root()] = end
+		last[p.home(o)] = end
 	}
 	return last
 }
 
-// takeOver finds an input whose buffer the result of n can have: one that the
-// op allows, that has the same size, and that nothing reads after this step.
-func (p *Plan) takeOver(n *Node, at int, of map[*Node]*buffer) *buffer {
-	if len(n.outs) != 1 {
-		return nil
+// home is the root of n, or, on the way there, the result that has a place of its
+// own.
+func (p *Plan) home(n *Node) *Node {
+	for {
+		al, ok := n.op.(Aliaser)
+		if !ok {
+			return n
+		}
+		in := n.in[al.Alias()]
+		if _, ok := n.op.(result); ok && p.spread[in] != nil {
+			return n
+		}
+		n = in
 	}
-	for _, i := range n.def.InPlace {
+}
+
+// takeOver finds one of the inputs over whose buffer a result of n can have: one
+// that has the same size, and that nothing reads after this step.
+func (p *Plan) takeOver(n *Node, over []int, at, bytes int, of map[*Node]*buffer) *buffer {
+	for _, i := range over {
 		if i >= len(n.in) {
 			continue
 		}
 		in := n.in[i]
-		buf := of[in.root()]
+		buf := of[p.home(in)]
 		// A value inside a packed one does not have the buffer to itself.
-		if buf == nil || buf.first < 0 || buf.last != at || in.typ.Bytes() != n.typ.Bytes() || buf.bytes != align64(n.typ.Bytes()) {
+		if buf == nil || buf.first < 0 || buf.last != at || in.typ.Bytes() != bytes || buf.bytes != align64(bytes) {
 			continue
 		}
 		shared := false
 		for j, other := range n.in {
-			shared = shared || j != i && of[other.root()] == buf
+			shared = shared || j != i && of[p.home(other)] == buf
 		}
 		if !shared {
 			return buf

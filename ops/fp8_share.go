@@ -16,7 +16,7 @@ import (
 func init() {
 	graph.Register(graph.Def{Name: "swiglu_measured", Native: swiGLUMeasured,
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 { return 7 * int64(in[0].Size()) }})
-	graph.Register(graph.Def{Name: "swiglu_grad_measured", Native: swiGLUGradMeasured,
+	graph.Register(graph.Def{Name: "swiglu_grad_measured", InPlace: []int{1, 2}, Native: swiGLUGradMeasured,
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 { return 14 * int64(in[0].Size()) }})
 	graph.Register(graph.Def{Name: "fp8_linear_measured", Native: fp8LinearMeasuredBody,
 		FLOPs: func(_ graph.Op, in, _ []graph.Type) int64 { return 2 * int64(in[0].Size()) * int64(in[1].Shape[0]) }})

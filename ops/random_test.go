@@ -400,6 +400,9 @@ func TestRandomGraphsOnPlanTapeAndAlone(t *testing.T) {
 			if plan.Arena < plan.Values {
 				tookOver++
 			}
+			if f.IntN(2) == 0 {
+				plan.Spread()
+			}
 			feeds := f.feeds()
 			need := graph.Feeds{}
 			for _, in := range plan.Inputs() {
@@ -446,6 +449,25 @@ func TestRandomGraphsOnPlanTapeAndAlone(t *testing.T) {
 	require.Greater(t, tookOver, int(seeds), "most plans share memory")
 }
 
+// inPlace runs a call again, result k on the memory of input over[k].
+func inPlace(t *testing.T, name string, def graph.Def, call *graph.Call, over ...int) {
+	again := *call
+	again.In, again.Out = slices.Clone(call.In), slices.Clone(call.Out)
+	for k, out := range call.Out {
+		again.Out[k] = graph.NewTensor(out.Type)
+		if k < len(over) {
+			again.In[over[k]] = graph.NewTensor(call.In[over[k]].Type)
+			copy(again.In[over[k]].Bytes(), call.In[over[k]].Bytes())
+			again.Out[k] = again.In[over[k]]
+			again.Out[k].Type = out.Type
+		}
+	}
+	require.NoError(t, def.Native(&again))
+	for k, out := range call.Out {
+		require.Equal(t, out.Bytes(), again.Out[k].Bytes(), "%s %s, result %d, on inputs %v", def.Name, name, k, over)
+	}
+}
+
 // TestBodiesInPlace runs every body that may take over an input on that input's
 // memory, for every case: the bits are those of memory of its own.
 func TestBodiesInPlace(t *testing.T) {
@@ -457,21 +479,16 @@ func TestBodiesInPlace(t *testing.T) {
 		exec := func(p *graph.Plan, feeds graph.Feeds) ([]graph.Tensor, error) {
 			values, err := alone(p.Nodes(), feeds, func(n *graph.Node, call *graph.Call) {
 				def, _ := graph.Lookup(n.Op().Name())
-				for _, i := range def.InPlace {
-					if i >= len(call.In) || len(call.Out) != 1 || len(call.In[i].Bytes()) != len(call.Out[0].Bytes()) {
-						continue
-					}
-					over := graph.NewTensor(call.In[i].Type)
-					copy(over.Bytes(), call.In[i].Bytes())
-					again := *call
-					again.In = slices.Clone(call.In)
-					again.In[i] = over
-					out := over
-					out.Type = call.Out[0].Type
-					again.Out = []graph.Tensor{out}
-					require.NoError(t, def.Native(&again))
-					require.Equal(t, call.Out[0].Bytes(), out.Bytes(), "%s %s on input %d", n.Op().Name(), c.Name, i)
+				if len(call.Out) > 1 && len(def.InPlace) > 0 {
+					inPlace(t, c.Name, def, call, def.InPlace...)
 					tested[def.Name] = true
+					return
+				}
+				for _, i := range def.InPlace {
+					if i < len(call.In) && len(call.In[i].Bytes()) == len(call.Out[0].Bytes()) {
+						inPlace(t, c.Name, def, call, i)
+						tested[def.Name] = true
+					}
 				}
 			})
 			var outs []graph.Tensor
@@ -483,6 +500,19 @@ func TestBodiesInPlace(t *testing.T) {
 		c.Forward(t, dtype.Float32, exec)
 		c.Gradient(t, dtype.Float32, exec)
 	}
+	// Share alone makes this one.
+	def, _ := graph.Lookup("swiglu_grad_measured")
+	x := graph.T(dtype.Float32, 1000)
+	call := &graph.Call{Out: []graph.Tensor{graph.NewTensor(x), graph.NewTensor(x), graph.NewTensor(graph.T(dtype.Float32, 4))}}
+	for i, name := range []string{"dy", "gate", "up"} {
+		call.In = append(call.In, graph.NewTensor(x))
+		for j, v := range optest.Normals(name, 1000, 2) {
+			graph.Data[float32](call.In[i])[j] = float32(v)
+		}
+	}
+	require.NoError(t, def.Native(call))
+	inPlace(t, "1000", def, call, def.InPlace...)
+	tested[def.Name] = true
 	for _, name := range graph.Registered() {
 		if def, _ := graph.Lookup(name); len(def.InPlace) > 0 {
 			require.True(t, tested[name], "%s has no case that runs in place", name)

@@ -18,9 +18,10 @@ func init() {
 		},
 	})
 	graph.Register(graph.Def{
-		Name:   "rmsnorm_grad",
-		Native: floats(rmsNormGradBody[float32], rmsNormGradBody[float64]),
-		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 8 * int64(in[0].Size()) },
+		Name:    "rmsnorm_grad",
+		InPlace: []int{0},
+		Native:  floats(rmsNormGradBody[float32], rmsNormGradBody[float64]),
+		FLOPs:   func(_ graph.Op, in, _ []graph.Type) int64 { return 8 * int64(in[0].Size()) },
 	})
 }
 

@@ -19,9 +19,10 @@ func init() {
 		},
 	})
 	graph.Register(graph.Def{
-		Name:   "swiglu_grad",
-		Native: floats(swiGLUGradBody[float32], swiGLUGradBody[float64]),
-		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return 12 * int64(in[0].Size()) },
+		Name:    "swiglu_grad",
+		InPlace: []int{1, 2},
+		Native:  floats(swiGLUGradBody[float32], swiGLUGradBody[float64]),
+		FLOPs:   func(_ graph.Op, in, _ []graph.Type) int64 { return 12 * int64(in[0].Size()) },
 	})
 }
 

@@ -135,6 +135,7 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	if err != nil {
 		return nil, err
 	}
+	plan.Spread()
 	if l.exec, err = plan.Native(); err != nil {
 		return nil, err
 	}

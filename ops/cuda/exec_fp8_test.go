@@ -70,6 +70,13 @@ func TestExecutorFP8Golden(t *testing.T) {
 	}
 }
 
+func TestExecutorRefusesASpreadPlan(t *testing.T) {
+	plan, _ := fp8Plan(t, tiny(t, nil), autocast.InferenceOptions{}, 128, 4, 40)
+	plan.Spread()
+	_, err := lower(plan, targets["sm_90"], BF16, false, nil)
+	require.EqualError(t, err, "cuda: the results of an op must lie packed, the plan was Spread: make another")
+}
+
 // A GPU without FP8 is named, and falls back only when it may.
 func TestExecutorFP8NeedsTheHardware(t *testing.T) {
 	plan, _ := fp8Plan(t, tiny(t, nil), autocast.InferenceOptions{Activations: autocast.PerRow}, 128, 4, 40)

@@ -101,6 +101,9 @@ type output struct {
 
 // lower makes a program. homes are states that an earlier plan of the same device keeps on the host (true) or the device.
 func lower(plan *graph.Plan, gpu Target, compute DType, strict bool, homes map[*graph.Param]bool) (*program, error) {
+	if plan.IsSpread() {
+		return nil, errors.New("cuda: the results of an op must lie packed, the plan was Spread: make another")
+	}
 	host := map[*graph.Param]bool{}
 	for p, onHost := range homes {
 		if onHost {

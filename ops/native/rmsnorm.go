@@ -27,7 +27,7 @@ func RMSNorm[T Float](y, rstd, x, w []T, rows, d int, eps float64) {
 //
 //	dx = r (dy w - x r^2 c / D)       dw = sum over rows of dy x r
 //
-// from the rstd that RMSNorm kept. dw is not written where w is nil.
+// from the rstd that RMSNorm kept. dw is not written where w is nil. dx may be dy.
 func RMSNormGrad[T Float](dx, dw, dy, x, w, rstd []T, rows, d int) {
 	blocks := ceilDiv(rows, gradRows)
 	a := rmsNormArgs[T]{y: dx, dy: dy, x: x, w: w, rstd: rstd, rows: rows, d: d, per: gradRows}
