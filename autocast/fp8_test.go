@@ -329,6 +329,16 @@ func TestOptionsAreChecked(t *testing.T) {
 	b = graph.New(graph.Share(m.Params()))
 	autocast.Train(m, autocast.Options{}).Loss(b, 0, 4, 0, 0)
 	require.EqualError(t, b.Err(), "tokens: dimension 0 of [0,4] is 0, every dimension must be at least 1")
+
+	// A run in FP8 that would multiply nothing in FP8 says so.
+	for want, f := range map[string]autocast.Filter{
+		"small: 1024 elements, the threshold is 16384": {},
+		`excluded by "*"`: {Exclude: []string{"*"}},
+	} {
+		b = graph.New(graph.Share(m.Params()))
+		autocast.Train(m, autocast.Options{Filter: f}).Loss(b, 1, 4, 0, 0)
+		require.EqualError(t, b.Err(), "autocast: FP8: it takes none of the 15 linears of the model: the first, model.layers.0.self_attn.q_proj.weight [32,32], stays since "+want+"; Filter says which it takes")
+	}
 }
 
 // TestFrozenWeightsTakePart: the base under adapters multiplies in FP8 and gets

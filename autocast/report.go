@@ -2,6 +2,7 @@ package autocast
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -35,6 +36,18 @@ func (r *Report) Cast() []string {
 		}
 	}
 	return names
+}
+
+// some fails where no linear is cast.
+func (r *Report) some() error {
+	if len(r.Cast()) > 0 {
+		return nil
+	}
+	if len(r.Linears) == 0 {
+		return errors.New("the model has no linears")
+	}
+	d := r.Linears[0]
+	return fmt.Errorf("it takes none of the %d linears of the model: the first, %s %s, stays since %s; Filter says which it takes", len(r.Linears), d.Weight, graph.Dims(d.Shape), d.Reason)
 }
 
 // Explain is the report as a table, a line for each linear.

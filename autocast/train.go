@@ -31,7 +31,7 @@ type Model struct {
 	report  *Report
 }
 
-// Train wraps a model.
+// Train wraps a model, of which FP8 must take a linear.
 func Train(m Trainable, o Options) *Model { return &Model{Trainable: m, options: o} }
 
 // Missing reports that there is no model in m; see graph.Missing.
@@ -49,7 +49,10 @@ func (m *Model) Loss(b *graph.Builder, batch, context int, dropout float64, seed
 	loss, tokens = m.Trainable.Loss(src, batch, context, dropout, seed)
 	err := src.Err()
 	if err == nil {
-		if _, m.report, err = fp8(src, m.options, b); err != nil {
+		if _, m.report, err = fp8(src, m.options, b); err == nil {
+			err = m.report.some()
+		}
+		if err != nil {
 			err = fmt.Errorf("autocast: FP8: %w", err)
 		}
 	}

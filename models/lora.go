@@ -100,6 +100,7 @@ func adapted(w *graph.Node) bool {
 
 // Adapt freezes the model and puts new adapters on its layers: a uniform within
 // 1/sqrt(K), b zero, so that the model is what it was. A model takes adapters once.
+// What m itself is given to, a session for one, goes without them: m is the base.
 func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
 	if err := l.Check(); err != nil {
 		return nil, fmt.Errorf("models: LoRA: %w", err)

@@ -96,6 +96,6 @@ type full struct{}
 func (full) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
 
 func TestAResultThatIsNotWrittenIsAnError(t *testing.T) {
-	const args = "-steps 1 -layers 1 -dim 8 -heads 1 -ffn 8 -context 8 -batch 1 -backend native -text "
+	const args = "-steps 1 -layers 1 -dim 128 -heads 2 -ffn 128 -context 8 -batch 1 -backend native -text "
 	require.ErrorIs(t, run(context.Background(), strings.Fields(args+textFile(t)), full{}, io.Discard), io.ErrShortWrite)
 }

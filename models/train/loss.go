@@ -108,7 +108,7 @@ func newLoss(m Model, key graphKey, o Options) (*loss, error) {
 	if key.train {
 		params := b.Params()
 		if len(params) == 0 {
-			return nil, fmt.Errorf("train: the model has no weight to train, %d are frozen: models.Open freezes all unless models.Widen is among its options", len(m.Params().All()))
+			return nil, fmt.Errorf("train: the model has no weight to train, %d are frozen: models.Open freezes all unless models.Widen is among its options, Adapt and OpenAdapter all but the adapters of the model that they return", len(m.Params().All()))
 		}
 		grads, err := b.Grad(mean, params...)
 		if err != nil {

@@ -114,7 +114,7 @@ func TestMisuseOfLossIsAnError(t *testing.T) {
 	defer o.Close()
 	_, err = New(o, pairRows(), testOptions(1, 8))
 	require.ErrorContains(t, err, "train: the model has no weight to train, ")
-	require.ErrorContains(t, err, " are frozen: models.Open freezes all unless models.Widen is among its options")
+	require.ErrorContains(t, err, " are frozen: models.Open freezes all unless models.Widen is among its options, Adapt and OpenAdapter all but the adapters of the model that they return")
 }
 
 // TestAModelThatCannotResumeIsRefusedAtOnce: the save before the first step
