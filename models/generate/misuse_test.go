@@ -84,4 +84,13 @@ func TestMisuseOfASessionIsAnError(t *testing.T) {
 		require.EqualError(t, err, want)
 	}
 	require.Len(t, write(t, s, []int32{1}, generate.Sampling{}, 3), 3)
+
+	r, err := s.Add([]int32{1}, generate.Sampling{})
+	require.NoError(t, err)
+	second, err := generate.New(m, generate.Options{})
+	require.NoError(t, err)
+	for _, foreign := range []*generate.Request{r, {}} {
+		_, err = second.Follow(foreign, []int32{1, 2}, generate.Sampling{})
+		require.EqualError(t, err, "generate: Follow: the request must be of the same session, it is of another")
+	}
 }
