@@ -196,7 +196,7 @@ type attnForward[T Float] struct {
 	parts              []T     // [B,splits] states of cut sequences
 	scratch            []T     // of each seat of decode
 	seat               int     // its size
-	left               []int32 // [B] parts of sequences that decode which are not done
+	come               []int32 // [B,splits] lines: who has come to a pair of parts
 }
 
 var (
@@ -213,7 +213,6 @@ func (f *attnForward[T]) run() {
 	f.clearRest()
 	f.rows = f.tileRows()
 	heads, decoding, joins := f.b*f.hkv, 0, false
-	f.left = scratchCounts.take(f.b)
 	for b := range f.b {
 		s := f.seq(b)
 		rows, n := s.lq*f.g, f.cut(s)
@@ -222,7 +221,6 @@ func (f *attnForward[T]) run() {
 			f.splitRows = max(f.splitRows, rows)
 		}
 		if n > 1 && f.decodes(s) {
-			f.left[b] = int32(n)
 			decoding++
 			continue
 		}
@@ -245,11 +243,13 @@ func (f *attnForward[T]) run() {
 		seats := min(Workers(), n)
 		f.seat = f.decodeSeat()
 		f.scratch = takeScratch[T](seats * f.seat)
+		f.come = scratchCounts.take(n * cacheLine / 4)
+		clear(f.come)
 		pick[attnForward[T]](attnDecode32, attnDecode64).launchSeats(n, seats, *f)
 		giveScratch(f.scratch)
+		scratchCounts.give(f.come)
 	}
 	giveScratch(f.parts)
-	scratchCounts.give(f.left)
 }
 
 // clearRest writes the result of packed queries that belong to no sequence.

@@ -61,8 +61,9 @@ var (
 	attnDecode64 = newSeatKernel(attnDecodeUnit[float64])
 )
 
-// attnDecodeUnit computes a part of a sequence of one query for all its heads. Who
-// has the last one joins them.
+// attnDecodeUnit computes a part of a sequence of one query for all its heads. Parts
+// are joined as a tree: who comes second to a pair joins it, so that each worker
+// joins what it has computed and the last one has one state of another's to read.
 func attnDecodeUnit[T Float](f *attnForward[T], seat, unit int) {
 	s, split := f.seq(unit/f.splits), unit%f.splits
 	n := f.cut(s)
@@ -70,9 +71,49 @@ func attnDecodeUnit[T Float](f *attnForward[T], seat, unit int) {
 		return
 	}
 	f.decode(s, split, n, f.scratch[seat*f.seat:][:f.seat])
-	if atomic.AddInt32(&f.left[s.b], -1) == 0 {
-		for hk := range f.hkv {
-			f.join(s, hk)
+	come := f.come[s.b*f.splits*cacheLine/4:]
+	for wide := 1; wide < n; wide *= 2 {
+		split -= split % (2 * wide)
+		if atomic.AddInt32(&come[(split+wide)*cacheLine/4], 1) == 1 {
+			return
+		}
+		f.joinPair(s.b, split, split+wide)
+	}
+	o, m, l := f.part(s.b, 0)
+	for head := range f.hq {
+		row := head/f.g*f.splitRows + head%f.g
+		f.finishRow(s, head, 0, m[row], l[row], o[row*f.dv:][:f.dv], l[row] != -1)
+	}
+}
+
+// cacheLine is the bytes that change hands between cores.
+const cacheLine = 64
+
+// joinPair makes the state of a part of sequence b that of its keys and another
+// part's.
+func (f *attnForward[T]) joinPair(b, to, from int) {
+	o, m, l := f.part(b, to)
+	o2, m2, l2 := f.part(b, from)
+	fetchLines(unsafe.Pointer(&o2[0]), f.partSize()*int(unsafe.Sizeof(o2[0])))
+	for hk := range f.hkv {
+		for row := hk * f.splitRows; row < hk*f.splitRows+f.g; row++ {
+			x, y := o[row*f.dv:][:f.dv], o2[row*f.dv:][:f.dv]
+			switch {
+			case l2[row] == -1:
+			case l[row] == -1:
+				copy(x, y)
+				m[row], l[row] = m2[row], l2[row]
+			default:
+				top := max(m[row], m2[row])
+				base := top
+				if math.IsInf(float64(top), -1) {
+					base = 0
+				}
+				wx, wy := expOf(m[row]-base), expOf(m2[row]-base)
+				scale(x, wx)
+				axpy(x, wy, y)
+				m[row], l[row] = top, wx*l[row]+wy*l2[row]
+			}
 		}
 	}
 }
