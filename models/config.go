@@ -47,8 +47,14 @@ type Config struct {
 	Window     int     // sliding window: a query sees this many keys, its own among them; 0: all
 	Global     []bool  // by layer: no window; nil: every layer has it
 	LocalTheta float64 // base of the rotation of layers with the window, without scaling; 0: as the others
+	RotaryDim  int     // numbers at the front of a head that turn; 0: all
 	Scale      float64 // of the scores; 0: 1/sqrt(HeadDim)
+	ScoreCap   float64 // scores stay softly within it; 0: no bound
 	LogitCap   float64 // logits stay softly within it (ops.Softcap); 0: no bound
+
+	EmbedScale    float64 // multiplies the rows of the table; 0: 1, or what the type has
+	ResidualScale float64 // multiplies what attention and gated unit add; 0: 1
+	LogitDivisor  float64 // logits are divided by it; 0: 1
 
 	Experts *Experts // nil: the gated unit in every layer
 	Latent  *Latent  // nil: keys and values are projected at once
@@ -209,10 +215,22 @@ func (c Config) Check() error {
 		return fmt.Errorf("NoRope has %d entries, num_hidden_layers is %d", len(c.NoRope), c.Layers)
 	case c.LocalTheta < 0:
 		return fmt.Errorf("the local rope_theta must be 0 or above, got %g", c.LocalTheta)
+	case c.RotaryDim < 0 || c.RotaryDim > c.HeadDim || c.RotaryDim%2 != 0:
+		return fmt.Errorf("the part of a head that turns must be even and 0 (all) to head_dim %d, got %d", c.HeadDim, c.RotaryDim)
 	case !(c.LogitCap >= 0) || math.IsInf(c.LogitCap, 0):
 		return fmt.Errorf("final_logit_softcapping must be above 0, or null, got %g", c.LogitCap)
+	case !(c.ScoreCap >= 0) || math.IsInf(c.ScoreCap, 0):
+		return fmt.Errorf("attn_logit_softcapping must be above 0, or null, got %g", c.ScoreCap)
 	case !(c.Scale >= 0) || math.IsInf(c.Scale, 0):
 		return fmt.Errorf("the scale of the scores must be 0 (1/sqrt(head_dim)) or above, got %g", c.Scale)
+	}
+	for _, x := range []struct {
+		name string
+		v    float64
+	}{{"embedding_multiplier", c.EmbedScale}, {"residual_multiplier", c.ResidualScale}, {"logits_scaling", c.LogitDivisor}} {
+		if math.IsNaN(x.v) || math.IsInf(x.v, 0) || x.v < 0 {
+			return fmt.Errorf("%s must be 0 (1) or above, got %g", x.name, x.v)
+		}
 	}
 	for _, x := range []struct {
 		name string
@@ -242,7 +260,7 @@ func (c Config) Check() error {
 		return fmt.Errorf("%s must have Delta and Latent", kimiType)
 	case architectures[c.Type] == &deepseek3 && (c.Latent == nil || c.Experts == nil):
 		return fmt.Errorf("%s must have Latent and Experts", c.Type)
-	case architectures[c.Type] == &qwen3Moe && c.Experts == nil:
+	case (architectures[c.Type] == &qwen3Moe || architectures[c.Type] == &mixtral) && c.Experts == nil:
 		return fmt.Errorf("%s must have Experts", c.Type)
 	}
 	if c.Delta != nil {
@@ -273,6 +291,9 @@ func (c *Config) rotary(n int, local bool) native.RotaryConfig {
 		return native.RotaryConfig{Dim: c.HeadDim, Base: c.LocalTheta, Positions: n}
 	}
 	dim := c.HeadDim
+	if c.RotaryDim > 0 {
+		dim = c.RotaryDim
+	}
 	if c.Latent != nil {
 		dim = c.Latent.Rope
 	}
@@ -333,6 +354,9 @@ func (c *Config) lost(back *Config) string {
 	}{
 		{"QKNorm", c.QKNorm, back.QKNorm}, {"QKVBias", c.QKVBias, back.QKVBias}, {"OutputBias", c.OutputBias, back.OutputBias},
 		{"MLPBias", c.MLPBias, back.MLPBias}, {"Tied", c.Tied, back.Tied}, {"LogitCap", float32(c.LogitCap), float32(back.LogitCap)},
+		{"EmbedScale", orOne(c.EmbedScale), orOne(back.EmbedScale)}, {"ResidualScale", orOne(c.ResidualScale), orOne(back.ResidualScale)},
+		{"LogitDivisor", orOne(c.LogitDivisor), orOne(back.LogitDivisor)}, {"ScoreCap", float32(c.ScoreCap), float32(back.ScoreCap)},
+		{"RotaryDim", c.RotaryDim % c.HeadDim, back.RotaryDim % c.HeadDim},
 		{"LocalTheta", c.LocalTheta, back.LocalTheta}, {"Scale", float32(c.scale()), float32(back.scale())},
 		{"Experts", value(c.Experts.spelt()), value(back.Experts.spelt())}, {"Latent", value(c.Latent), value(back.Latent)}, {"Delta", value(c.Delta), value(back.Delta)},
 	} {
@@ -357,6 +381,14 @@ func value[T any](p *T) any {
 		return nil
 	}
 	return *p
+}
+
+// orOne is what a multiplier that was left out stands for.
+func orOne(x float64) float64 {
+	if x == 0 {
+		return 1
+	}
+	return x
 }
 
 // scale is what the scores are multiplied by.

@@ -76,7 +76,7 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		value    any
 		want     string
 	}{
-		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma3_text, kimi_linear, llama, mistral, olmo2, qwen2, qwen3, qwen3_moe, smollm3)`},
+		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, granite, kimi_linear, llama, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen3, qwen3_moe, smollm3)`},
 		{"llama3", "hidden_act", "relu", `hidden_act "relu" is not supported for llama (supported: silu)`},
 		{"llama3", "pretraining_tp", 2, "pretraining_tp 2 is not supported (supported: 1)"},
 		{"llama3", "quantization_config", map[string]any{"quant_method": "gptq"}, `quantization_config: quant_method "gptq" is not supported (supported: fp8, fbgemm_fp8, compressed-tensors)`},
@@ -104,6 +104,12 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		{"deepseek_v3", "topk_method", "greedy", `topk_method "greedy" is not supported (supported: noaux_tc)`},
 		{"deepseek_v3", "n_group", 3, "router: 8 experts do not make 3 groups of one size"},
 		{"deepseek_v3", "kv_lora_rank", -1, "kv_lora_rank must be 1 to 2^20, got -1"},
+		{"gemma", "use_bidirectional_attention", true, "use_bidirectional_attention true is not supported"},
+		{"gemma2", "attn_logit_softcapping", -1.0, "attn_logit_softcapping must be above 0, or null, got -1"},
+		{"granite", "residual_multiplier", 0.0, "residual_multiplier must be above 0, got 0"},
+		{"olmo3", "rope_parameters", map[string]any{"sliding_attention": map[string]any{"rope_type": "yarn"}}, `rope_parameters of sliding_attention: rope_type "yarn" is not supported (supported: default)`},
+		{"phi3", "rope_parameters", map[string]any{"partial_rotary_factor": 1.5}, "partial_rotary_factor must leave 1 to head_dim 6 numbers to turn, got 1.5"},
+		{"phi3", "rope_parameters", map[string]any{"partial_rotary_factor": 0.5}, "the part of a head that turns must be even and 0 (all) to head_dim 6, got 3"},
 		{"smollm3", "no_rope_layers", []int{1}, "no_rope_layers has 1 entries, num_hidden_layers is 5"},
 	} {
 		c := config(t, x.dir)
@@ -280,6 +286,10 @@ func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
 		"NoRope true of layer 1: it would read as false": func(c *models.Config) { c.NoRope = []bool{false, true} },
 		"LogitCap 30: it would read as 0":                func(c *models.Config) { c.LogitCap = 30 },
 		"Scale 0.5: it would read as 0.25":               func(c *models.Config) { c.Scale = 0.5 },
+		"ScoreCap 50: it would read as 0":                func(c *models.Config) { c.ScoreCap = 50 },
+		"EmbedScale 2: it would read as 1":               func(c *models.Config) { c.EmbedScale = 2 },
+		"ResidualScale 2: it would read as 1":            func(c *models.Config) { c.ResidualScale = 2 },
+		"LogitDivisor 2: it would read as 1":             func(c *models.Config) { c.LogitDivisor = 2 },
 		"Experts {Router:{Experts:2 TopK:1 Groups:0 KeepGroups:0 Sigmoid:false Renormalize:false Scale:1} FFN:8 Shared:0 Bias:false Dense:[false false]}: it would read as <nil>": func(c *models.Config) {
 			c.Experts = &models.Experts{FFN: 8, Dense: make([]bool, 2), Router: ops.Router{Experts: 2, TopK: 1}}
 		},
@@ -290,12 +300,19 @@ func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
 		require.EqualError(t, c.Write(&out), "a config.json of "+c.Type+" cannot say "+want)
 		require.Zero(t, out.Len())
 	}
+	// The part of a head that turns is written so that reading cuts it off where it ends.
+	phi := models.Config{Type: "phi3", Vocab: 8, Hidden: 32, FFN: 8, Layers: 1, Heads: 1, KVHeads: 1, Context: 16, NormEps: 1e-6, RopeTheta: 1e4}
+	for phi.HeadDim = 4; phi.HeadDim <= 256; phi.HeadDim += 2 {
+		for phi.RotaryDim = 2; phi.RotaryDim < phi.HeadDim; phi.RotaryDim += 14 {
+			require.NoError(t, phi.Write(io.Discard))
+		}
+	}
 	shared := models.Config{Type: "qwen3_moe", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, QKNorm: true,
 		Experts: &models.Experts{FFN: 8, Dense: make([]bool, 1), Router: ops.Router{Experts: 2, TopK: 1, Scale: 1}}}
 	require.NoError(t, shared.Write(io.Discard))
 	shared.Experts.Shared = 8
 	require.ErrorContains(t, shared.Write(io.Discard), "a config.json of qwen3_moe cannot say Experts {")
-	for _, kind := range []string{"qwen3_moe", "deepseek_v3", "kimi_linear"} {
+	for _, kind := range []string{"qwen3_moe", "mixtral", "deepseek_v3", "kimi_linear"} {
 		_, err := models.New(models.Config{Type: kind, Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4})
 		require.ErrorContains(t, err, "models: "+kind+" must have ")
 	}

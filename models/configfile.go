@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/seafan/seafan/ops/native"
@@ -44,9 +45,13 @@ type file struct {
 	NoRopeLayers     []int    `json:"no_rope_layers,omitempty"` // 1 where the layer rotates
 	NoRopeInterval   int      `json:"no_rope_layer_interval,omitempty"`
 	QueryScalar      float64  `json:"query_pre_attn_scalar,omitempty"`
-	AttentionSoftcap *float64 `json:"attn_logit_softcapping,omitempty"`
+	AttentionSoftcap *decimal `json:"attn_logit_softcapping,omitempty"`
 	FinalSoftcap     *decimal `json:"final_logit_softcapping,omitempty"`
 	Bidirectional    bool     `json:"use_bidirectional_attention,omitempty"`
+	EmbedMultiplier  decimal  `json:"embedding_multiplier,omitempty"`
+	AddMultiplier    decimal  `json:"residual_multiplier,omitempty"`
+	ScoreMultiplier  decimal  `json:"attention_multiplier,omitempty"`
+	LogitsScaling    decimal  `json:"logits_scaling,omitempty"`
 	PretrainingTP    int      `json:"pretraining_tp,omitempty"`
 
 	// Mixtures of experts.
@@ -225,8 +230,11 @@ func (f *file) activation(want string) error {
 	if f.HiddenActivation != "" {
 		got, key = f.HiddenActivation, "hidden_activation"
 	}
-	if got == "swish" {
+	switch {
+	case got == "swish":
 		got = "silu"
+	case got == "gelu" && f.ModelType == "gemma": // the first releases say so and mean this
+		got = want
 	}
 	if got != want {
 		return fmt.Errorf("%s %q is not supported for %s (supported: %s)", key, got, f.ModelType, want)
@@ -251,7 +259,12 @@ func (f *file) rope(c *Config) error {
 		partial = r.PartialRotary
 	}
 	if partial != nil && *partial != 1 {
-		return fmt.Errorf("partial_rotary_factor %g is not supported (supported: 1)", *partial)
+		if architectures[f.ModelType] != &phi3 {
+			return fmt.Errorf("partial_rotary_factor %g is not supported (supported: 1)", *partial)
+		}
+		if c.RotaryDim = int(float64(c.HeadDim) * *partial); c.RotaryDim < 1 || c.RotaryDim > c.HeadDim {
+			return fmt.Errorf("partial_rotary_factor must leave 1 to head_dim %d numbers to turn, got %g", c.HeadDim, *partial)
+		}
 	}
 	if r == nil {
 		return nil
@@ -284,6 +297,13 @@ func (f *file) rope(c *Config) error {
 // transformers reads.
 func (f *file) setRope(c *Config) {
 	f.RopeTheta = &c.RopeTheta
+	if c.RotaryDim > 0 && c.RotaryDim < c.HeadDim {
+		part := float64(c.RotaryDim) / float64(c.HeadDim)
+		if int(part*float64(c.HeadDim)) < c.RotaryDim { // readers cut off
+			part = math.Nextafter(part, 1)
+		}
+		f.PartialRotary = &part
+	}
 	s := c.RopeScale
 	if s.Type == "" {
 		return

@@ -57,7 +57,7 @@ func (l *layer) feedForward(x *graph.Node) *graph.Node {
 	} else {
 		x = l.gated(s, x, l.c.FFN)
 	}
-	return l.drop.apply(x, fmt.Sprintf("mlp.%d", l.index))
+	return l.drop.apply(x, unitName(l.index))
 }
 
 // choiceBias is the bias of the choice, by the scope of a mixture.

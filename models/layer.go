@@ -51,9 +51,21 @@ func (l *layer) attention(x *graph.Node) *graph.Node {
 		}
 		return y
 	}
-	q, k, v := project("q_proj", "q_norm", c.Heads), project("k_proj", "k_norm", c.KVHeads), project("v_proj", "", c.KVHeads)
-	o := ops.Reshape(l.mix.Attention(l.index, q, k, v), append(slices.Clone(lead), c.Heads*c.HeadDim)...)
-	return l.drop.apply(linear(s, "o_proj", o, c.Hidden, c.OutputBias), fmt.Sprintf("attn.%d", l.index))
+	return l.meet(s, lead, project("q_proj", "q_norm", c.Heads), project("k_proj", "k_norm", c.KVHeads), project("v_proj", "", c.KVHeads))
+}
+
+// meet lets queries, keys and values meet and projects the result back.
+func (l *layer) meet(s *graph.Builder, lead []int, q, k, v *graph.Node) *graph.Node {
+	o := ops.Reshape(l.mix.Attention(l.index, q, k, v), append(slices.Clone(lead), l.c.Heads*l.c.HeadDim)...)
+	return l.drop.apply(linear(s, "o_proj", o, l.c.Hidden, l.c.OutputBias), fmt.Sprintf("attn.%d", l.index))
+}
+
+// add is the stream with what a part of the layer adds to it.
+func (l *layer) add(x, y *graph.Node) *graph.Node {
+	if r := orOne(l.c.ResidualScale); r != 1 {
+		y = ops.Affine(y, r, 0)
+	}
+	return ops.Add(x, y)
 }
 
 // leading are the dimensions of x but the last; none of a node that could not be
@@ -65,8 +77,11 @@ func leading(x *graph.Node) []int {
 
 // gatedUnit is down(act(gate x) * up x) with the activation of the type.
 func (l *layer) gatedUnit(x *graph.Node) *graph.Node {
-	return l.drop.apply(l.gated(l.Scope("mlp"), x, l.c.FFN), fmt.Sprintf("mlp.%d", l.index))
+	return l.drop.apply(l.gated(l.Scope("mlp"), x, l.c.FFN), unitName(l.index))
 }
+
+// unitName is the place of a gated unit or mixture among those that drop.
+func unitName(layer int) string { return fmt.Sprintf("mlp.%d", layer) }
 
 // gated is a gated unit of that width in a scope.
 func (l *layer) gated(s *graph.Builder, x *graph.Node, width int) *graph.Node {

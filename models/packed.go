@@ -84,13 +84,17 @@ func (m *Transformer) positions(s Packed) int { return min(m.Config.Context, s.P
 // token of a request whose prompt has so many: 0, or, where a rotation depends
 // on the length of the sequence (longrope) and the prompt is a long one, that of
 // the table of long sequences. A request that grows long goes on with the keys
-// that it has, as published code does.
+// that it has, or is read again, as Rereads says.
 func (m *Transformer) FirstPosition(s Packed, prompt int) int {
 	if n := m.positions(s); m.Config.longer(n) && prompt > m.Config.RopeScale.OriginalPositions {
 		return n
 	}
 	return 0
 }
+
+// Rereads reports whether a request that grows long, see FirstPosition, is read again
+// from its first token: the published code of phi3 does that, that of others not.
+func (m *Transformer) Rereads() bool { return architectures[m.Config.Type] == &phi3 }
 
 // paged mixes packed tokens with what pages and slots hold of their requests.
 type paged struct {
@@ -116,7 +120,7 @@ func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
 	r := p.layers[l]
 	q, k = r.turn(q, p.pos), r.turn(k, p.pos)
 	kp, vp := p.append(fmt.Sprintf(PagePools+"%d.k", l), k), p.append(fmt.Sprintf(PagePools+"%d.v", l), v)
-	return ops.PagedAttention(q, kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale})
+	return ops.PagedAttention(q, kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
 }
 
 // Latent keeps the latents in pages, one head of them, and lets the queries meet

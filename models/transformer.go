@@ -147,6 +147,7 @@ type reach struct {
 	shared  *ops.RotaryTable // of the part of latent keys that heads share
 	window  int
 	scale   float64
+	cap     float64 // of the scores
 }
 
 // reaches lists the layers' for sequences of n tokens, or, paged, of up to n.
@@ -157,7 +158,7 @@ func (m *Transformer) reaches(n int, paged bool) ([]reach, error) {
 	c := &m.Config
 	rs := make([]reach, c.Layers)
 	for l := range rs {
-		rs[l] = reach{pairing: ops.Half, window: c.WindowOf(l), scale: c.Scale}
+		rs[l] = reach{pairing: ops.Half, window: c.WindowOf(l), scale: c.Scale, cap: c.ScoreCap}
 		if !c.rotates(l) {
 			continue
 		}
@@ -221,7 +222,7 @@ type dense struct{ layers []reach }
 
 func (d dense) Attention(l int, q, k, v *graph.Node) *graph.Node {
 	r := d.layers[l]
-	return ops.Attention(r.turn(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale})
+	return ops.Attention(r.turn(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
 }
 
 func (d dense) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {
@@ -251,7 +252,10 @@ func (m *Transformer) Hidden(b *graph.Builder, tokens *graph.Node, drop Dropout,
 	c, arch := m.Config, architectures[m.Config.Type]
 	b = b.Scope("model")
 	x := ops.Embedding(tokens, weight(b, "embed_tokens.weight", c.Vocab, c.Hidden))
-	if arch.embedScale != nil {
+	switch {
+	case c.EmbedScale > 0 && c.EmbedScale != 1:
+		x = ops.Affine(x, c.EmbedScale, 0)
+	case c.EmbedScale == 0 && arch.embedScale != nil:
 		x = ops.Affine(x, arch.embedScale(&c), 0)
 	}
 	x = drop.apply(x, "embed")
@@ -271,6 +275,9 @@ func (m *Transformer) Head(b *graph.Builder, hidden *graph.Node) *graph.Node {
 		name = tableName
 	}
 	logits := ops.Linear(hidden, weight(b, name, m.Config.Vocab, m.Config.Hidden))
+	if d := m.Config.LogitDivisor; d > 0 && d != 1 {
+		logits = ops.Affine(logits, 1/d, 0)
+	}
 	if c := m.Config.LogitCap; c > 0 {
 		logits = ops.Softcap(logits, c)
 	}

@@ -87,6 +87,7 @@ type Session struct {
 	failed error
 
 	recurrent bool // the model has states beside the pages
+	rereads   bool // see models.Transformer.Rereads
 }
 
 // New makes a session. The model must have its weights.
@@ -135,6 +136,9 @@ func New(m Model, o Options) (*Session, error) {
 		}
 	}
 	s := &Session{model: m, opts: o, vocab: vocab, eos: eos, states: graph.NewParams(), steps: map[stepSize]*step{}}
+	if m, ok := m.(interface{ Rereads() bool }); ok {
+		s.rereads = m.Rereads()
+	}
 	// A step tells now what is wrong with the model, and whether the pages fit memory.
 	if _, err := s.step(1, 1, false); err != nil {
 		return nil, err
@@ -391,6 +395,11 @@ func (s *Session) advance(ctx context.Context) error {
 	total, penalised := 0, false
 	for i, r := range s.active {
 		penalised = penalised || r.seen != nil
+		if s.rereads && r.cached > 0 {
+			if first := s.first(len(r.tokens)); first != r.first {
+				r.first, r.cached = first, 0
+			}
+		}
 		// Every later request keeps room for one token.
 		n := min(len(r.tokens)-r.cached, s.opts.Chunk-total-(len(s.active)-i-1))
 		if r.given < len(r.tokens) || len(r.tokens) == s.opts.Context || r.err != nil {

@@ -2,7 +2,7 @@
 testdata/variants those whose names begin with "variant_": one or two features
 each that the others lack.
 
-    python make_golden.py gemma3 olmo2 smollm3 variant_longrope
+    python make_golden.py gemma3 olmo2 phi3 variant_longrope
 
 Each folder is as save_pretrained writes it, plus golden.json with what
 transformers computes in float32 (eager attention) from the stored weights.
@@ -69,6 +69,46 @@ def deepseek_v3():
     return transformers.DeepseekV3ForCausalLM, c, torch.bfloat16
 
 
+def small(**more):
+    return dict(vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+                num_key_value_heads=2, max_position_embeddings=256, bos_token_id=2, eos_token_id=5, pad_token_id=None, **more)
+
+
+def gemma():
+    return transformers.GemmaForCausalLM, transformers.GemmaConfig(**small(head_dim=10)), torch.bfloat16
+
+
+def gemma2():
+    c = transformers.Gemma2Config(**small(head_dim=10, query_pre_attn_scalar=12, sliding_window=16,
+                                          attn_logit_softcapping=6.0, final_logit_softcapping=9.0))
+    return transformers.Gemma2ForCausalLM, c, torch.float32
+
+
+def granite():
+    c = transformers.GraniteConfig(**small(attention_bias=True, mlp_bias=True, embedding_multiplier=3.0, logits_scaling=0.5,
+                                           residual_multiplier=0.6, attention_multiplier=0.3))
+    return transformers.GraniteForCausalLM, c, torch.float16
+
+
+def mixtral():
+    c = transformers.MixtralConfig(**small(num_local_experts=5, num_experts_per_tok=2))
+    return transformers.MixtralForCausalLM, c, torch.bfloat16
+
+
+def olmo3():
+    c = transformers.Olmo3Config(**small(sliding_window=16, layer_types=[
+        "sliding_attention", "full_attention", "sliding_attention"], rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 30000.0, "factor": 4.0, "original_max_position_embeddings": 64}}))
+    return transformers.Olmo3ForCausalLM, c, torch.float32
+
+
+def phi3():
+    c = transformers.Phi3Config(**small(rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.67}))
+    return transformers.Phi3ForCausalLM, c, torch.bfloat16
+
+
 # Prompts of 1 and 17 tokens and what follows them stay short, the one of 70 is
 # long.
 def variant_longrope():
@@ -78,6 +118,17 @@ def variant_longrope():
         rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 48,
                          "short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.2, 1.9, 3.1, 4.7]})
     return transformers.LlamaForCausalLM, c, torch.float32
+
+
+# The one of 17 grows long: the text is what phi3 reads again.
+def variant_phi3_longrope():
+    c = transformers.Phi3Config(
+        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=192, original_max_position_embeddings=32, eos_token_id=5,
+        pad_token_id=None, sliding_window=40, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+                         "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.2, 1.9, 4.7]})
+    return transformers.Phi3ForCausalLM, c, torch.float32
 
 
 # Rotation by halves, queries without a small vector, no groups.
@@ -122,18 +173,21 @@ def weights(model, seed, unit_norm):
             b.copy_(0.2 * torch.randn(b.shape, generator=g))
 
 
-def on_disk(name, grad):
+def on_disk(name, grad, mixtral):
     """The gradient of a parameter under the names that its tensors have on disk."""
+    if mixtral and ".mlp." in name:
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     if name.endswith("experts.gate_up_proj"):
         at = name.removesuffix("gate_up_proj")
         for e, g in enumerate(grad):
             half = len(g) // 2
-            yield f"{at}{e}.gate_proj.weight", g[:half]
-            yield f"{at}{e}.up_proj.weight", g[half:]
+            yield f"{at}{e}.{gate}.weight", g[:half]
+            yield f"{at}{e}.{up}.weight", g[half:]
     elif name.endswith("experts.down_proj"):
         at = name.removesuffix("down_proj")
         for e, g in enumerate(grad):
-            yield f"{at}{e}.down_proj.weight", g
+            yield f"{at}{e}.{down}.weight", g
     else:
         yield name, grad
 
@@ -169,13 +223,13 @@ def prompt(model, ids):
 def make(name):
     cls, config, stored = globals()[name]()
     eager = {"attn_implementation": "eager"}
-    if hasattr(config, "moe_intermediate_size"):
+    if hasattr(config, "num_experts_per_tok"):
         eager["experts_implementation"] = "eager"
     config._attn_implementation = "eager"
     out = HERE / ("variants" if name.startswith("variant_") else "golden") / name.removeprefix("variant_")
     for seed in range(1, 100):
         model = cls(config)
-        weights(model, seed, "gemma3" in name)
+        weights(model, seed, "gemma" in name)
         model.to(stored).save_pretrained(out)
         model = cls.from_pretrained(out, dtype=torch.float32, **eager).eval()
         g = torch.Generator().manual_seed(seed)
@@ -186,7 +240,7 @@ def make(name):
     ids = prompts[-1]["input_ids"]
     z = model(torch.tensor([ids]), use_cache=False).logits[0]
     torch.nn.functional.cross_entropy(z[:-1], torch.tensor(ids[1:])).backward()
-    norms = {n: number(g.double().norm()) for k, p in model.named_parameters() for n, g in on_disk(k, p.grad)}
+    norms = {n: number(g.double().norm()) for k, p in model.named_parameters() for n, g in on_disk(k, p.grad, name == "mixtral")}
     with torch.no_grad():
         wide = cls.from_pretrained(out, dtype=torch.float64, **eager).eval()
         error = number((wide(torch.tensor([ids]), use_cache=False).logits[0] - z).abs().max())

@@ -1,0 +1,48 @@
+package models
+
+import "fmt"
+
+// olmo3 is olmo2 with a window on three layers of four, whose rotation is not
+// scaled. Source: Team OLMo, Olmo 3 (2025).
+var olmo3 = architecture{
+	class: "Olmo3ForCausalLM",
+	defaults: func() file {
+		return file{HiddenAct: "silu", RMSNormEps: 1e-5, MaxPositions: 2048, RopeTheta: new(5e5), SlidingWindow: new(4096)}
+	},
+	read: func(f *file, c *Config) error {
+		c.LocalTheta = c.RopeTheta
+		if p := f.RopeParameters; p != nil && p.Sliding != nil {
+			if err := p.Sliding.plain(); err != nil {
+				return err
+			}
+			if p.Sliding.Theta != nil {
+				c.LocalTheta = *p.Sliding.Theta
+			}
+		}
+		if err := olmo2.read(f, c); err != nil {
+			return err
+		}
+		return f.windows(c, func(layer int) bool { return (layer+1)%4 != 0 })
+	},
+	write: func(f *file, c *Config) {
+		olmo2.write(f, c)
+		full := rope{Type: "default"}
+		if f.RopeScaling != nil {
+			full = *f.RopeScaling
+		}
+		full.Theta = &c.RopeTheta
+		// Some releases lose the base of the layers with a window in the older spelling.
+		f.RopeParameters = &rope{Full: &full, Sliding: &rope{Type: "default", Theta: &c.LocalTheta}}
+		f.writeWindows(c)
+	},
+	wholeNorm: true,
+	layer:     olmo2.layer,
+}
+
+// plain refuses a scaled rotation of the layers with a window.
+func (r *rope) plain() error {
+	if kind := r.kind(); kind != "" && kind != "default" {
+		return fmt.Errorf("rope_parameters of sliding_attention: rope_type %q is not supported (supported: default)", kind)
+	}
+	return nil
+}
