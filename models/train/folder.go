@@ -87,7 +87,7 @@ func (f *Folder) held() error {
 	case f == nil:
 		return errNoFolder
 	case f.lock == nil:
-		return fmt.Errorf("train: the folder %s was closed: Claim holds it again", f.path)
+		return fmt.Errorf("the folder %s was closed: Claim holds it again", f.path)
 	}
 	return nil
 }

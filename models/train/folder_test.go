@@ -132,11 +132,11 @@ func TestClaimedFolder(t *testing.T) {
 	const closed = " was closed: Claim holds it again"
 	_, err = New(r.model, r.data, o, In(f))
 	require.EqualError(t, err, "train: the folder "+dir+closed)
-	require.ErrorContains(t, late.Resume(), closed)
+	require.EqualError(t, late.Resume(), "train: resume: the folder "+dir+closed)
 	_, err = late.Run(context.Background())
-	require.ErrorContains(t, err, closed)
-	require.ErrorContains(t, f.Fresh(), closed)
-	require.ErrorContains(t, f.Close(), closed)
+	require.EqualError(t, err, "train: the folder "+dir+closed)
+	require.EqualError(t, f.Fresh(), "the folder "+dir+closed)
+	require.EqualError(t, f.Close(), "the folder "+dir+closed)
 }
 
 func TestDamagedMetricsAreNamed(t *testing.T) {

@@ -129,7 +129,7 @@ func In(f *Folder) Setting {
 			return
 		}
 		if err := f.held(); err != nil {
-			t.wrong = err
+			t.wrong = fmt.Errorf("train: %w", err)
 			return
 		}
 		t.place(f.path, f)
