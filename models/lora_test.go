@@ -103,7 +103,7 @@ func TestPEFTAdapter(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "adapter")
 	require.NoError(t, ad.Save(dir))
 	_, err = models.Open(dir)
-	require.EqualError(t, err, fmt.Sprintf("models: %s holds an adapter, which goes on top of a model: open the model, it was trained on %q, and then the adapter on it", dir, "golden/qwen3"))
+	require.EqualError(t, err, fmt.Sprintf("models: %s holds an adapter, which goes on top of a model: open the model that it was trained on (%s), and then the adapter on it", dir, "golden/qwen3"))
 	base, err := models.AdapterBase(dir)
 	require.NoError(t, err)
 	require.Equal(t, "golden/qwen3", base)

@@ -247,7 +247,10 @@ func errAdapterAlone(dir string) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("models: %s holds an adapter, which goes on top of a model: open the model, it was trained on %q, and then the adapter on it", dir, base)
+	if base == "" {
+		base = "one that it does not name"
+	}
+	return fmt.Errorf("models: %s holds an adapter, which goes on top of a model: open the model that it was trained on (%s), and then the adapter on it", dir, base)
 }
 
 func readPEFT(dir string) (*peftConfig, error) {

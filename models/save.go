@@ -27,8 +27,8 @@ type saving struct {
 	as    dtype.DType
 }
 
-// Shards cuts the weights into files of at most that many bytes of tensors,
-// with an index.
+// Shards cuts the weights into files of at most that many bytes of tensors, or of
+// one tensor that has more, with an index; 0: one file.
 func Shards(bytes int64) SaveOption { return func(s *saving) { s.shard = bytes } }
 
 // As stores the weights as that float type of 16 bits or more, rounded to nearest,
@@ -46,6 +46,9 @@ func (m *Transformer) Save(dir string, opts ...SaveOption) error {
 			return fmt.Errorf("models: Save: option %d is missing (nil)", i)
 		}
 		o(&s)
+	}
+	if s.shard < 0 {
+		return fmt.Errorf("models: Save: Shards takes 0 (one file) or a number of bytes, not %d", s.shard)
 	}
 	switch s.as {
 	case dtype.Invalid, dtype.Float64, dtype.Float32, dtype.BFloat16, dtype.Float16:

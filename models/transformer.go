@@ -63,21 +63,37 @@ func (m *Transformer) Missing() bool { return m == nil || m.params == nil }
 
 // usable refuses a model whose weights are gone, or never were.
 func (m *Transformer) usable() error {
-	err := m.hold()
-	if err == nil {
-		m.params.Release()
-	}
-	return err
-}
-
-// hold keeps Close, after which the weights may be gone, waiting until
-// params.Release; see graph.Params.Hold.
-func (m *Transformer) hold() error {
 	if m.Missing() {
 		return errors.New("models: the model has no parameters: New, KimiLinear, Load and Open make one that has")
 	}
+	if err := m.params.Usable(); err != nil {
+		return fmt.Errorf("models: %w", err)
+	}
+	return nil
+}
+
+// hold is for what reads all weights, which must have values: it keeps Close, after
+// which they may be gone, waiting until params.Release; see graph.Params.Hold.
+func (m *Transformer) hold() error {
+	if err := m.usable(); err != nil {
+		return err
+	}
 	if err := m.params.Hold(); err != nil {
 		return fmt.Errorf("models: %w", err)
+	}
+	weights := 0
+	for _, p := range m.params.All() {
+		if !p.HasValue() {
+			m.params.Release()
+			return fmt.Errorf("models: %s has no value: Init gives the weights of a new model values, and Load and Open those of files", p.Name)
+		}
+		if !p.State {
+			weights++
+		}
+	}
+	if weights == 0 {
+		m.params.Release()
+		return errors.New("models: the model has no weights: Init gives a new one some, and Load and Open those of files")
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package models_test
 import (
 	"context"
 	"math/rand/v2"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -140,4 +141,30 @@ func TestModelsSayWhatIsWrong(t *testing.T) {
 			require.ErrorContains(t, b.Err(), want, dir)
 		}
 	}
+}
+
+// TestAModelWithoutValuesIsNotCopied: what reads all weights says which has none, and
+// makes nothing.
+func TestAModelWithoutValuesIsNotCopied(t *testing.T) {
+	c := models.Config{Type: "llama", Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 1, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4}
+	m, err := models.New(c)
+	require.NoError(t, err)
+	for _, want := range []string{
+		"models: the model has no weights: Init gives a new one some, and Load and Open those of files",
+		"models: model.embed_tokens.weight has no value: Init gives the weights of a new model values, and Load and Open those of files",
+	} {
+		dir := filepath.Join(t.TempDir(), "m")
+		require.ErrorContains(t, m.Save(dir), want)
+		require.NoDirExists(t, dir)
+		_, err = m.Float64()
+		require.EqualError(t, err, want)
+		require.NoError(t, m.Declare())
+	}
+	ad, err := m.Adapt(models.LoRA{Rank: 1, Alpha: 1}, 1)
+	require.NoError(t, err)
+	_, err = ad.Merge()
+	require.ErrorContains(t, err, "model.embed_tokens.weight has no value")
+	require.NoError(t, m.Init(1))
+	require.EqualError(t, m.Save("m", models.Shards(-1)), "models: Save: Shards takes 0 (one file) or a number of bytes, not -1")
+	require.NoError(t, m.Save(filepath.Join(t.TempDir(), "m")))
 }
