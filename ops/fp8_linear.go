@@ -162,14 +162,27 @@ func (o FP8LinearOp) Infer(in []graph.Type) ([]graph.Type, error) {
 
 func fp8Linear[T native.Float](c *graph.Call) error {
 	x := fp8Operand[T]{x: graph.Data[T](c.In[0])}
+	defer x.give()
 	return x.linear(c, c.Op.(FP8LinearOp), c.In)
 }
 
 // fp8Linears are linears of one x.
 func fp8Linears[T native.Float](calls []graph.Call) error {
-	x := fp8Operand[T]{x: graph.Data[T](calls[0].In[0])}
+	first := &calls[0]
+	x := fp8Operand[T]{x: graph.Data[T](first.In[0])}
+	if first.Kept == nil {
+		var behind [][]byte
+		for _, c := range calls[1:] {
+			_, codes := headAndCodes[T](c.Out[1], len(x.x))
+			behind = append(behind, codes)
+		}
+		first.Kept = behind
+	}
+	behind, _ := first.Kept.([][]byte)
+	defer x.give()
 	for i := range calls {
 		c := &calls[i]
+		x.behind = behind[i:]
 		if err := x.linear(c, c.Op.(FP8LinearOp), c.In); err != nil {
 			return err
 		}
@@ -177,27 +190,37 @@ func fp8Linears[T native.Float](calls []graph.Call) error {
 	return nil
 }
 
-// fp8Operand is x for the linears that read it: measured once, and quantised
-// once for those that follow each other with one step.
+// fp8Operand is x for the linears that read it: measured once, and quantised and
+// made ready for products once for those that follow each other with one step.
 type fp8Operand[T native.Float] struct {
 	x        []T
 	measured bool
 	amax     float32
 	nan      int
 
-	codes  []byte // of step and format; nil: none yet
+	behind [][]byte // where the linears that are still to come keep their codes
+	coded  bool     // they hold those of step and format, of which rows are
 	step   float32
 	format native.FP8
+	rows   native.FP8Rows[T]
 }
 
-// quantize makes codes of x.
-func (x *fp8Operand[T]) quantize(codes []byte, step float32, f native.FP8) {
-	if x.codes != nil && x.step == step && x.format == f {
-		native.FP8CopyCodes(codes, x.codes)
-	} else {
-		native.FP8TensorQuantize(codes, x.x, step, f)
+// quantize makes codes of x[m,k], and rows of them.
+func (x *fp8Operand[T]) quantize(codes []byte, step float32, f native.FP8, m, k int) {
+	if !x.coded || x.step != step || x.format != f {
+		x.give()
+		native.FP8TensorQuantize(codes, x.x, step, f, x.behind...)
+		x.rows = native.TakeFP8Rows[T](codes, f, step, m, k)
+		x.coded, x.step, x.format = true, step, f
 	}
-	x.codes, x.step, x.format = codes, step, f
+}
+
+// give ends the use of rows.
+func (x *fp8Operand[T]) give() {
+	if x.coded {
+		x.rows.Give()
+		x.coded = false
+	}
 }
 
 // linear runs o on the inputs in of a call.
@@ -230,8 +253,8 @@ func (x *fp8Operand[T]) linear(c *graph.Call, o FP8LinearOp, in []graph.Tensor) 
 	if fresh {
 		head[headFresh] = 1
 	}
-	x.quantize(codes, stepX, f)
-	native.FP8TensorMatMul(graph.Data[T](c.Out[0]), codes, f, stepX, codesW, f, stepW, data[T](in, 5), m, n, k, false, true)
+	x.quantize(codes, stepX, f, m, k)
+	x.rows.Linear(graph.Data[T](c.Out[0]), codesW, f, stepW, data[T](in, 5), n)
 	return nil
 }
 

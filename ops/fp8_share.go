@@ -66,6 +66,7 @@ func fp8LinearMeasuredBody(c *graph.Call) error {
 	at := len(c.In) - 1
 	found := graph.Data[float32](c.In[at])
 	x := fp8Operand[float32]{x: graph.Data[float32](c.In[0]), measured: true, amax: found[0], nan: int(found[1])}
+	defer x.give()
 	return x.linear(c, c.Op.(fp8LinearMeasured).FP8LinearOp, c.In[:at])
 }
 

@@ -79,19 +79,19 @@ func BF16Linears(x []float32, m, k int, ls []BF16LinearOf) {
 func linearsOf(x pairSource, m, k int, ls []BF16LinearOf) {
 	words := wordsOf(false, m, k, x)
 	for _, l := range ls {
-		words.linear(pairSource{wide: l.W, ld: k, split: x.split}, l.B, l.Y, l.N)
+		words.linear(pairSource{wide: l.W, ld: k, split: x.split}, 1, l.B, l.Y, l.N)
 	}
 	words.free()
 }
 
-// linear is BF16Linear of op(A) = x.
-func (w *pairArgs) linear(b pairSource, bias, y []float32, n int) {
+// linear is BF16Linear of op(A) = x, times alpha before the bias.
+func (w *pairArgs) linear(b pairSource, alpha float32, bias, y []float32, n int) {
 	switch {
 	case n <= 0:
 	case bias != nil:
-		w.multiply(true, n, 1, b, 1, bias, 0, y, n)
+		w.multiply(true, n, alpha, b, 1, bias, 0, y, n)
 	default:
-		w.multiply(true, n, 1, b, 0, nil, 0, y, n)
+		w.multiply(true, n, alpha, b, 0, nil, 0, y, n)
 	}
 }
 
@@ -126,7 +126,7 @@ func BF16LinearsStored(x []float32, m, k int, ps []CodedLinear) {
 		if p.N%panelCols == 0 && len(p.Panels) > 0 {
 			b.panels = unsafe.Slice((*float32)(unsafe.Pointer(&p.Panels[0])), len(p.Panels)/4)
 		}
-		words.linear(b, p.Bias, p.Y, p.N)
+		words.linear(b, 1, p.Bias, p.Y, p.N)
 	}
 	words.free()
 }

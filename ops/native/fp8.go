@@ -229,16 +229,18 @@ func fp8FlatAmaxUnit[T Float](a *fp8AmaxArgs[T], i int) {
 	a.partial[2*i], a.partial[2*i+1] = m, math.Float32frombits(uint32(nan))
 }
 
-// FP8TensorQuantize is FP8Quantize of all of x with one step, row-major.
-func FP8TensorQuantize[T Float](codes []byte, x []T, step float32, f FP8) {
-	pick[fp8FlatArgs[T]](fp8Flat32, fp8Flat64).launch(ceilDiv(len(x), fp8Unit), fp8FlatArgs[T]{codes, x, step, f})
+// FP8TensorQuantize is FP8Quantize of all of x with one step, row-major. copies
+// get the codes too.
+func FP8TensorQuantize[T Float](codes []byte, x []T, step float32, f FP8, copies ...[]byte) {
+	pick[fp8FlatArgs[T]](fp8Flat32, fp8Flat64).launch(ceilDiv(len(x), fp8Unit), fp8FlatArgs[T]{codes, copies, x, step, f})
 }
 
 type fp8FlatArgs[T Float] struct {
-	codes []byte
-	x     []T
-	step  float32
-	f     FP8
+	codes  []byte
+	copies [][]byte
+	x      []T
+	step   float32
+	f      FP8
 }
 
 var (
@@ -249,20 +251,10 @@ var (
 func fp8FlatUnit[T Float](a *fp8FlatArgs[T], i int) {
 	lo, hi := i*fp8Unit, min((i+1)*fp8Unit, len(a.x))
 	fp8Encode(a.codes[lo:hi], a.x[lo:hi], a.step, a.f)
+	for _, c := range a.copies {
+		copy(c[lo:hi], a.codes[lo:hi])
+	}
 }
-
-// FP8CopyCodes copies codes in the parts in which FP8TensorQuantize makes them, so
-// that each worker has those of its own rows.
-func FP8CopyCodes(dst, src []byte) {
-	fp8Copy.launch(ceilDiv(len(src), fp8Unit), fp8CopyArgs{dst, src})
-}
-
-type fp8CopyArgs struct{ dst, src []byte }
-
-var fp8Copy = newKernel(func(a *fp8CopyArgs, i int) {
-	lo, hi := i*fp8Unit, min((i+1)*fp8Unit, len(a.src))
-	copy(a.dst[lo:hi], a.src[lo:hi])
-})
 
 type fp8AmaxArgs[T Float] struct {
 	amax, partial []float32

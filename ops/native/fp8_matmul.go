@@ -43,6 +43,44 @@ func FP8TensorMatMul[T Float](c []T, a []byte, formatA FP8, stepA float32, b []b
 	bv.give()
 }
 
+// FP8Rows is x[M,K], quantised with one step for all, as the products of several
+// linears of x want it: what is made of the codes is made once.
+type FP8Rows[T Float] struct {
+	x     fp8Decoded[T]
+	step  float32
+	m, k  int
+	words pairArgs // where bf16 is multiplied
+}
+
+// TakeFP8Rows makes them of the codes of x, which must stay until Give.
+func TakeFP8Rows[T Float](codes []byte, f FP8, step float32, m, k int) (r FP8Rows[T]) {
+	r = FP8Rows[T]{x: takeDecoded[T](codes[:m*k], f), step: step, m: m, k: k}
+	if multipliesPairs[T]() && m > 0 {
+		r.words = wordsOf(false, m, k, pairSource{codes: r.x.codes, format: f, ld: k})
+	}
+	return r
+}
+
+// Linear is FP8TensorMatMul of x and w[N,K], transposed.
+func (r *FP8Rows[T]) Linear(y []T, w []byte, format FP8, step float32, bias []T, n int) {
+	wv := takeDecoded[T](w[:n*r.k], format)
+	if r.words.dst == nil {
+		fp8Product(y, r.x, wv, r.step, step, bias, r.m, n, r.k, false, true)
+	} else {
+		b := pairSource{codes: wv.codes, format: format, ld: r.k}
+		r.words.linear(b, float32(fp8Factor[T](r.step, step)), any(bias).([]float32), any(y).([]float32), n)
+	}
+	wv.give()
+}
+
+// Give gives back what TakeFP8Rows took.
+func (r *FP8Rows[T]) Give() {
+	if r.words.dst != nil {
+		r.words.free()
+	}
+	r.x.give()
+}
+
 // fp8Decoded holds the values of codes in T, or the codes themselves where words
 // of bf16 are made of them on the way.
 type fp8Decoded[T Float] struct {

@@ -506,14 +506,44 @@ func BenchmarkFP8WeightLinear(b *testing.B) {
 	})
 }
 
-func TestFP8CopyCodes(t *testing.T) {
+func TestFP8TensorQuantizeCopies(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{0, 1, fp8Unit, 2*fp8Unit + 7} {
-		src, dst := make([]byte, n), make([]byte, n+1)
-		for i := range src {
-			src[i] = byte(i * 37)
+		want, codes, copies := make([]byte, n), make([]byte, n), [][]byte{make([]byte, n+1), make([]byte, n+1)}
+		x := normals[float32](r, n)
+		FP8TensorQuantize(want, x, 0.01, E5M2)
+		FP8TensorQuantize(codes, x, 0.01, E5M2, copies...)
+		require.Equal(t, want, codes)
+		for _, c := range copies {
+			require.Equal(t, want, c[:n])
+			require.Zero(t, c[n], "nothing beyond")
 		}
-		FP8CopyCodes(dst, src)
-		require.Equal(t, src, dst[:n])
-		require.Zero(t, dst[n], "nothing beyond")
 	}
+}
+
+// Linears of one x have the bits of each alone.
+func TestFP8RowsAreTheProductAlone(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	test := func(m, k int, widths ...int) {
+		x := make([]byte, m*k)
+		FP8TensorQuantize(x, normals[float32](r, m*k), 0.01, E4M3)
+		rows := TakeFP8Rows[float32](x, E4M3, 0.01, m, k)
+		for i, n := range widths {
+			w, got, want := make([]byte, n*k), make([]float32, m*n), make([]float32, m*n)
+			FP8TensorQuantize(w, normals[float32](r, n*k), 0.02, E4M3)
+			var bias []float32
+			if i%2 == 1 {
+				bias = normals[float32](r, n)
+			}
+			rows.Linear(got, w, E4M3, 0.02, bias, n)
+			FP8TensorMatMul(want, x, E4M3, 0.01, w, E4M3, 0.02, bias, m, n, k, false, true)
+			requireSameBits(t, want, got)
+		}
+		rows.Give()
+	}
+	test(65, 129, 63, 63, 0, 200)
+	test(300, 64, 128, 33)
+	test(1, 8, 8, 8)
+	test(0, 8, 8)
+	test(5, 0, 3, 3)
 }
