@@ -2,6 +2,7 @@ package autocast_test
 
 import (
 	"context"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,4 +58,28 @@ func BenchmarkTrainStep(b *testing.B) {
 			}
 		})
 	}
+}
+
+// A step takes its scratch from the steps before it.
+func TestFP8StepsGiveBackTheirScratch(t *testing.T) {
+	m := newModel(t, models.Config{Type: "llama", Vocab: 256, Hidden: 128, FFN: 512, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 64, Context: 128, NormEps: 1e-5, RopeTheta: 1e4})
+	g := graph.New(graph.Share(m.Params()))
+	loss, _ := m.Loss(g, 4, 128, 0, 0)
+	g.Output("loss", loss)
+	g, _, err := autocast.FP8(g, autocast.Options{})
+	require.NoError(t, err)
+	run, err := newSharing(t, g).run.Plan().Native()
+	require.NoError(t, err)
+	f := graph.Feeds{"tokens": optest.Ints("tokens", 4*128, 256), "labels": optest.Ints("labels", 4*128, 256)}
+	step := func() { require.NoError(t, run.Do(context.Background(), f)) }
+	for range 3 {
+		step()
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 10 {
+		step()
+	}
+	runtime.ReadMemStats(&after)
+	require.Less(t, (after.TotalAlloc-before.TotalAlloc)/10, uint64(1<<16), "words of one product are 1 MB")
 }
