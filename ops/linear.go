@@ -136,9 +136,10 @@ func linear[T native.Float](c *graph.Call) error {
 // codedLinear is a linear on a weight that is read as it is stored.
 func codedLinear(c *graph.Call, mem []byte, coding Coding) native.CodedLinear {
 	o, _ := c.Op.(LinearOp) // a BF16LinearOp has no order of rows
+	panels, after := panelsOf(c)
 	return native.CodedLinear{
-		Y: graph.Data[float32](c.Out[0]), W: mem, Panels: panelsOf(c), Bias: data[float32](c.In, 2),
-		Coding: coding, Rows: o.Rows, N: c.In[1].Shape[0],
+		Y: graph.Data[float32](c.Out[0]), W: mem, Panels: panels, Bias: data[float32](c.In, 2),
+		Coding: coding, Rows: o.Rows, N: c.In[1].Shape[0], After: after,
 	}
 }
 

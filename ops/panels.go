@@ -23,6 +23,7 @@ type weightPanels struct {
 type filledPanels struct {
 	version uint64
 	mem     []byte
+	after   native.After // the launch of its linear
 }
 
 func weightPanelsOf(p *graph.Param) *weightPanels {
@@ -30,28 +31,31 @@ func weightPanelsOf(p *graph.Param) *weightPanels {
 }
 
 // current are the panels of the value as it is, nil where there are none.
-func (w *weightPanels) current() []byte {
+func (w *weightPanels) current() *filledPanels {
 	if f := w.now.Load(); f != nil && f.version == w.p.Version() {
-		return f.mem
+		return f
 	}
 	return nil
 }
 
-// panelsOf are the panels of the weight of a linear, its input 1, nil where there
-// are none of its value. The call keeps where they are found: between two launches
+// panelsOf are the panels of the weight of a linear, its input 1, none where there
+// are none of its value, and those of the launch after it. The call keeps where they are found: between two launches
 // of a token every look at memory that the weights have driven out of the caches
 // counts.
-func panelsOf(c *graph.Call) []byte {
+func panelsOf(c *graph.Call) (panels []byte, after native.After) {
 	w, ok := c.Kept.(*weightPanels)
 	if !ok {
 		p := c.Param(1)
 		if p == nil {
-			return nil
+			return nil, after
 		}
 		w = weightPanelsOf(p)
 		c.Kept = w
 	}
-	return w.current()
+	if f := w.current(); f != nil {
+		return f.mem, f.after
+	}
+	return nil, after
 }
 
 // FillPanels makes panels of the weights in 16 bits that the linears of a plan
@@ -68,12 +72,15 @@ func FillPanels(plan *graph.Plan, share float64) {
 		to     *weightPanels
 		coding Coding
 		bytes  int
+		launch int
 	}
 	if plan.Hold() != nil { // no plan, or no weights to read any more
 		return
 	}
 	defer plan.Release()
 	var jobs []job
+	var launches []native.After // of linears of one x
+	var x *graph.Node
 	total, staying := 0, 0
 	seen := map[*graph.Param]bool{}
 	for _, s := range plan.Steps {
@@ -90,7 +97,10 @@ func FillPanels(plan *graph.Plan, share float64) {
 		_, coding, _ := coded(p.Tensor(), 0)
 		to := weightPanelsOf(p)
 		if n := coding.Panels(p.Type.Shape[0], p.Type.Shape[1]); n > 0 && to.current() == nil {
-			jobs, total = append(jobs, job{p, to, coding, n}), total+n
+			if in := s.Node.In()[0]; x != in {
+				x, launches = in, append(launches, native.After{K: p.Type.Shape[1]})
+			}
+			jobs, total = append(jobs, job{p, to, coding, n, len(launches) - 1}), total+n
 			if p.Forget == nil {
 				staying += p.Type.Bytes()
 			}
@@ -99,13 +109,19 @@ func FillPanels(plan *graph.Plan, share float64) {
 	if total == 0 || float64(total+staying) > share*float64(graph.MachineMemory()) {
 		return
 	}
-	mem := graph.Memory(total)
+	mem, at := graph.Memory(total), 0
+	for _, j := range jobs {
+		of := &launches[j.launch]
+		first := at - len(of.Panels)
+		at += j.bytes
+		of.Panels = mem[first:at:at]
+	}
 	for _, j := range jobs {
 		version := j.p.Version()
 		part := mem[:j.bytes:j.bytes]
 		mem = mem[j.bytes:]
 		native.FillPanels(part, j.p.Tensor().Bytes(), j.p.Type.Shape[0], j.p.Type.Shape[1])
-		j.to.now.Store(&filledPanels{version, part})
+		j.to.now.Store(&filledPanels{version, part, launches[(j.launch+1)%len(launches)]})
 		if j.p.Forget != nil {
 			j.p.Forget()
 		}

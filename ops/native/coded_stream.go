@@ -61,6 +61,27 @@ type CodedLinear struct {
 	Coding Coding
 	Rows   Rows
 	N      int
+	After  After // the same of all products of a launch
+}
+
+// After is what is known of the launch that will come after this one: the panels
+// of its products, behind each other, and their K, 0 for nothing.
+type After struct {
+	Panels []byte
+	K      int
+}
+
+// begin is where a helper's lane begins, nil for the caller, who has other work, and
+// where less is left than a helper fetches.
+func (a *After) begin(lane, lanes int) *byte {
+	if lane == 0 || a.K == 0 {
+		return nil
+	}
+	panel := panelCols * CodedBF16.Bytes(a.K)
+	if at := len(a.Panels) / panel * lane / lanes * panel; at+waitBytes <= len(a.Panels) {
+		return &a.Panels[at]
+	}
+	return nil
 }
 
 // LinearsCoded computes several LinearCoded of one x.
@@ -68,6 +89,7 @@ func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
 	var g streamArgs
 	for i := range ps {
 		p := &ps[i]
+		g.after = p.After
 		a := codedArgs{y: p.Y, x: x, w: p.W, bias: p.Bias, coding: p.Coding, order: p.Rows, m: m, n: p.N, k: k}
 		if len(p.Panels) > 0 && p.Rows == 0 {
 			a.panels = p.Panels
@@ -85,6 +107,7 @@ type streamArgs struct {
 	of           [4]codedArgs
 	n            int
 	units, lanes int
+	after        After
 	left         [streamLanes]laneUnits
 }
 
@@ -155,6 +178,7 @@ func linearStreamLane(g *streamArgs, lane int) {
 	for {
 		from, to := g.left[lane].take(false)
 		if from == to && !g.help(lane) {
+			pool.boxes[lane].fetch.Store(g.after.begin(lane, g.lanes))
 			return
 		}
 		for ; from < to; from++ {

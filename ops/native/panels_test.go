@@ -110,3 +110,17 @@ func BenchmarkPanels(b *testing.B) {
 		}
 	}
 }
+
+// TestAfterIsWhereALaneBegins: what a helper fetches begins with a panel of its
+// lane, where there is enough of it, and the caller fetches nothing.
+func TestAfterIsWhereALaneBegins(t *testing.T) {
+	const k, panel = 512, panelCols * 512 * 2
+	mem := make([]byte, 9*panel)
+	a := After{Panels: mem, K: k}
+	require.Nil(t, a.begin(0, 2))
+	require.Same(t, &mem[4*panel], a.begin(1, 2))
+	require.Same(t, &mem[6*panel], a.begin(2, 3))
+	require.Same(t, &mem[7*panel], a.begin(7, 9))
+	require.Nil(t, a.begin(8, 9), "less than is fetched")
+	require.Nil(t, (&After{}).begin(1, 2))
+}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 )
 
 // Float is the element type of a body: float32 in use, float64 in the tests
@@ -221,8 +222,14 @@ type workers struct {
 // changes hands, where the queue takes several. Nil: it looks.
 type box struct {
 	atomic.Pointer[batch]
-	_ [56]byte
+	fetch atomic.Pointer[byte] // waitBytes that it fetches into its caches while it looks, or nil
+	_     [48]byte
 }
+
+const (
+	waitBytes = 64 << 10 // more than a helper fetches between two launches of a token
+	lookBytes = 512      // of them between two looks
+)
 
 // away is in the box of a helper that is at work, or asleep at the queue.
 var away = &batch{}
@@ -290,10 +297,15 @@ func (w *workers) grow() {
 // takes tens: a helper looks for work for a while before it sleeps.
 func (w *workers) next(mine *box) *batch {
 	mine.CompareAndSwap(away, nil) // else there is a batch
+	fetch, fetched := mine.fetch.Swap(nil), 0
 	for s := (spin{}); ; {
 		if b := mine.Load(); b != nil {
 			mine.Store(away)
 			return b
+		}
+		if fetch != nil && fetched < waitBytes {
+			fetchLines(unsafe.Add(unsafe.Pointer(fetch), fetched), lookBytes)
+			fetched += lookBytes
 		}
 		select {
 		case b := <-w.queue:
