@@ -74,7 +74,17 @@ func (t *codedTile) stream(c Coding) {
 func panelBF16(t *panelTile)
 
 //go:noescape
+func panelBF16L2(t *panelTile)
+
+//go:noescape
 func panelF16(t *panelTile)
+
+//go:noescape
+func panelF16L2(t *panelTile)
+
+func cpuMaker() uint32
+
+func madeByIntel() bool { return cpuMaker() == 'G'|'e'<<8|'n'<<16|'u'<<24 }
 
 //go:noescape
 func panelRowsBF16(dst *float32, src *byte, n int)
@@ -96,9 +106,14 @@ func fetchLines(p unsafe.Pointer, n int)
 
 // run computes the panel's product.
 func (t *panelTile) run(c Coding) {
-	if c == CodedF16 {
+	switch {
+	case c == CodedF16 && panelsThroughL2:
+		panelF16L2(t)
+	case c == CodedF16:
 		panelF16(t)
-		return
+	case panelsThroughL2:
+		panelBF16L2(t)
+	default:
+		panelBF16(t)
 	}
-	panelBF16(t)
 }

@@ -16,6 +16,10 @@ import (
 // panelCols is the rows of w, columns of y, of a panel.
 const panelCols = 32
 
+// panelsThroughL2 says that lines of panels are fetched into the second level cache,
+// and not past it. Tests change it.
+var panelsThroughL2 = madeByIntel()
+
 // panelTile are the arguments of a panel's product with 1 to gemmFew rows of x;
 // strides are in bytes. The offsets are known to the assembly.
 type panelTile struct {

@@ -47,6 +47,7 @@ func TestPanelsHoldTheWordsOfTheirDefinition(t *testing.T) {
 // and the weight is not read where it has panels.
 func TestPanelsGiveTheBitsOfTheWeight(t *testing.T) {
 	defer SetWorkers(0)
+	defer func(was bool) { panelsThroughL2 = was }(panelsThroughL2)
 	r := rand.New(rand.NewPCG(1, 8))
 	for _, c := range []Coding{CodedBF16, CodedF16} {
 		for _, s := range [][2]int{{32, 32}, {64, 256}, {31, 64}, {97, 288}, {130, 544}, {560, 576}, {64, 1536}} {
@@ -61,6 +62,7 @@ func TestPanelsGiveTheBitsOfTheWeight(t *testing.T) {
 					Linear(want, x, wide, b, m, n, k)
 					for _, workers := range []int{1, 2, 7} {
 						SetWorkers(workers)
+						panelsThroughL2 = workers == 2
 						got := make([]float32, m*n+1)
 						fill(got, float32(math.NaN()))
 						got[m*n] = 7 // the guard

@@ -13,8 +13,8 @@
 //	first cut
 //
 // Bound: two dependent multiply-adds a word, 16 bytes a cycle; from memory the
-// read. A line is fetched PANELAHEAD bytes ahead, which is in the next panels
-// where this one ends, past the second level cache, where keys and values stay.
+// read. A line is fetched, by the PANELFETCH of the including file, PANELAHEAD bytes
+// ahead, which is in the next panels where this one ends.
 
 	MOVQ t+0(FP), DI
 	MOVQ 8(DI), R14
