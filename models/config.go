@@ -79,7 +79,7 @@ func ReadConfig(dir string) (Config, error) {
 		return Config{}, errAdapterAlone(dir)
 	}
 	if err != nil {
-		return Config{}, fmt.Errorf("models: %w%s", err, modelsIn(dir))
+		return Config{}, fmt.Errorf("models: %w%s", err, below(dir))
 	}
 	defer f.Close() // only read
 	c, err := ParseConfig(f)
@@ -89,27 +89,30 @@ func ReadConfig(dir string) (Config, error) {
 	return c, nil
 }
 
-// modelsIn says, for an error about a folder that is no model, which folders in
-// it are: that of a run holds them as best, last and its checkpoints.
-func modelsIn(dir string) string {
+// below says, for an error about a folder that is neither, which folders in it are
+// models or adapters: that of a run holds them as best, last and its checkpoints.
+func below(dir string) string {
 	list, err := os.ReadDir(dir)
 	if err != nil {
 		return ""
 	}
-	var names []string
-	for _, f := range list {
-		if _, err := os.Stat(filepath.Join(dir, f.Name(), "config.json")); err == nil {
-			names = append(names, f.Name())
+	var said strings.Builder
+	for _, x := range []struct{ what, file string }{{"models", "config.json"}, {"adapters", adapterConfigName}} {
+		var names []string
+		for _, f := range list {
+			if _, err := os.Stat(filepath.Join(dir, f.Name(), x.file)); err == nil {
+				names = append(names, f.Name())
+			}
+		}
+		const most = 8
+		if len(names) > most {
+			names = append(names[:most], "...")
+		}
+		if names != nil {
+			fmt.Fprintf(&said, " (the folder holds %s: %s)", x.what, strings.Join(names, ", "))
 		}
 	}
-	const most = 8
-	switch {
-	case len(names) == 0:
-		return ""
-	case len(names) > most:
-		names = append(names[:most], "...")
-	}
-	return fmt.Sprintf(" (the folder holds models: %s)", strings.Join(names, ", "))
+	return said.String()
 }
 
 // ParseConfig reads a config.json. A model type that is not known, or a value

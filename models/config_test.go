@@ -255,11 +255,16 @@ func TestNotAModel(t *testing.T) {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, name, "config.json"), raw, 0o666))
 		}
 	}
+	adapters := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(adapters, "last"), 0o777))
+	require.NoError(t, os.WriteFile(filepath.Join(adapters, "last", "adapter_config.json"), nil, 0o666))
 	for _, open := range []func(string) error{
 		func(path string) error { _, err := models.Open(path); return err },
 		func(path string) error { _, err := models.ReadConfig(path); return err },
+		func(path string) error { _, err := models.AdapterBase(path); return err },
 	} {
 		require.ErrorContains(t, open(dir), " (the folder holds models: best, step-00000010)")
+		require.ErrorContains(t, open(adapters), " (the folder holds adapters: last)")
 		require.ErrorIs(t, open(dir), fs.ErrNotExist)
 	}
 	text := filepath.Join(dir, "book.txt")

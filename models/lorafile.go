@@ -256,7 +256,7 @@ func errAdapterAlone(dir string) error {
 func readPEFT(dir string) (*peftConfig, error) {
 	f, err := checkpoint.OpenFile(filepath.Join(dir, adapterConfigName))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w%s", err, below(dir))
 	}
 	defer f.Close() // only read
 	raw, err := io.ReadAll(io.LimitReader(f, maxConfigBytes))
