@@ -61,9 +61,9 @@ func (s Sampling) Check() error {
 // draw is what a step's plan is told of the draw of token number n; below 0:
 // none is drawn.
 func (s Sampling) draw(n int) ops.Draw {
-	d := ops.Draw{Penalty: 1, Temperature: narrow(s.Temperature), TopK: int32(min(s.TopK, math.MaxInt32)), TopP: narrow(s.TopP), MinP: narrow(s.MinP), Number: int32(n), Seed: s.Seed}
+	d := ops.Draw{Penalty: 1, Temperature: narrow(s.Temperature), TopK: int32(min(s.TopK, math.MaxInt32)), TopP: above(s.TopP), MinP: above(s.MinP), Number: int32(n), Seed: s.Seed}
 	if s.penalised() {
-		d.Penalty = max(narrow(s.RepetitionPenalty), math.SmallestNonzeroFloat32)
+		d.Penalty = above(s.RepetitionPenalty)
 	}
 	return d
 }
@@ -72,6 +72,14 @@ func (s Sampling) penalised() bool { return s.RepetitionPenalty != 0 && s.Repeti
 
 // narrow rounds to float32, a number too large to the largest.
 func narrow(x float64) float32 { return float32(min(x, math.MaxFloat32)) }
+
+// above is narrow of a number that means something else at 0: above 0 it stays so.
+func above(x float64) float32 {
+	if x > 0 {
+		return max(narrow(x), math.SmallestNonzeroFloat32)
+	}
+	return 0
+}
 
 // noToken says why a draw gave no token.
 func noToken(answer int32) error {

@@ -360,6 +360,16 @@ func TestBadRequests(t *testing.T) {
 	require.ErrorContains(t, err, "parameter model.embed_tokens.weight has no value")
 }
 
+// TestTheSmallestTopPIsNotOff: it leaves the likeliest token, below float32 too.
+func TestTheSmallestTopPIsNotOff(t *testing.T) {
+	s := must(generate.New(small(t, 3), generate.Options{Context: 64}))
+	want := write(t, s, []int32{1, 2, 3}, generate.Sampling{}, 30)
+	for _, p := range []float64{1e-4, 1e-60, math.SmallestNonzeroFloat64} {
+		require.Equal(t, want, write(t, s, []int32{1, 2, 3}, generate.Sampling{Temperature: 5, TopP: p, Seed: 1}, 30))
+	}
+	require.NotEqual(t, want, write(t, s, []int32{1, 2, 3}, generate.Sampling{Temperature: 5, Seed: 1}, 30))
+}
+
 func must(s *generate.Session, err error) *generate.Session {
 	if err != nil {
 		panic(err)
