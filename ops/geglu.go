@@ -42,7 +42,7 @@ func GeGLU(gate, up *graph.Node, tanh bool) *graph.Node {
 func (GeGLUOp) Name() string { return "geglu" }
 
 // Infer requires equal types.
-func (GeGLUOp) Infer(in []graph.Type) ([]graph.Type, error) { return gateAndUp(in) }
+func (GeGLUOp) Infer(in []graph.Type) ([]graph.Type, error) { return twins(in, "gate", "up") }
 
 func geGLU[T native.Float](c *graph.Call) error {
 	native.GeGLU(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), c.Out[0].Size(), c.Op.(GeGLUOp).Tanh)

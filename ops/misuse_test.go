@@ -36,6 +36,8 @@ func constructors(t *testing.T) map[string]func(x, y *graph.Node) *graph.Node {
 		"rmsnorm":    func(x, y *graph.Node) *graph.Node { return ops.RMSNorm(x, y, 1e-5) },
 		"layernorm":  func(x, y *graph.Node) *graph.Node { return ops.LayerNorm(x, y, 1e-5) },
 		"swiglu":     ops.SwiGLU,
+		"mul":        ops.Mul,
+		"mse":        ops.MSE,
 		"geglu":      func(x, y *graph.Node) *graph.Node { return ops.GeGLU(x, y, true) },
 		"loss":       func(x, y *graph.Node) *graph.Node { l, _ := ops.CrossEntropy(x, y); return l },
 		"dropout":    func(x, y *graph.Node) *graph.Node { return ops.Dropout(x, y, 0.5, 1) },

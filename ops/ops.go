@@ -43,6 +43,20 @@ func alike(t graph.Type, names []string, others ...graph.Type) error {
 	return nil
 }
 
+// twins checks two inputs of one type, which the result has too.
+func twins(in []graph.Type, x, y string) ([]graph.Type, error) {
+	if err := arity(in, 2, x, y); err != nil {
+		return nil, err
+	}
+	if err := activation(x, in[0]); err != nil {
+		return nil, err
+	}
+	if !in[0].Equal(in[1]) {
+		return nil, fmt.Errorf("%s and %s must have one type, got %[1]s %[3]s, %[2]s %[4]s", x, y, in[0], in[1])
+	}
+	return in[:1], nil
+}
+
 // finite refuses NaN and infinity as an attribute.
 func finite(x float64) bool { return x-x == 0 }
 

@@ -1,8 +1,6 @@
 package ops
 
 import (
-	"fmt"
-
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/ops/native"
 )
@@ -41,21 +39,7 @@ func SwiGLU(gate, up *graph.Node) *graph.Node { return graph.Apply(SwiGLUOp{}, g
 func (SwiGLUOp) Name() string { return "swiglu" }
 
 // Infer requires equal types.
-func (SwiGLUOp) Infer(in []graph.Type) ([]graph.Type, error) { return gateAndUp(in) }
-
-// gateAndUp checks the inputs of a gated unit.
-func gateAndUp(in []graph.Type) ([]graph.Type, error) {
-	if err := arity(in, 2, "gate", "up"); err != nil {
-		return nil, err
-	}
-	if err := activation("gate", in[0]); err != nil {
-		return nil, err
-	}
-	if !in[0].Equal(in[1]) {
-		return nil, fmt.Errorf("gate and up must have one type, got gate %s, up %s", in[0], in[1])
-	}
-	return in[:1], nil
-}
+func (SwiGLUOp) Infer(in []graph.Type) ([]graph.Type, error) { return twins(in, "gate", "up") }
 
 func swiGLU[T native.Float](c *graph.Call) error {
 	native.SwiGLU(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), c.Out[0].Size())

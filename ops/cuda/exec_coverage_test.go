@@ -16,7 +16,7 @@ import (
 	"github.com/seafan/seafan/ops/optest/cases"
 )
 
-// The golden checkpoints have heads of 8 to 24: the attention, rotation and cache of each have kernels in every type.
+// The golden checkpoints have heads of 6 to 24: the attention, rotation and cache of each have kernels in every type.
 func TestExecutorCoversGoldenAttention(t *testing.T) {
 	dirs, err := filepath.Glob("../../models/testdata/golden/*")
 	require.NoError(t, err)
