@@ -83,8 +83,22 @@ type measured struct {
 }
 
 // Measured says of the value, after Touch, what its writer knows: the largest
-// magnitude of its numbers and how many elements are NaN.
-func (p *Param) Measured(amax float32, nan int) { p.amax = measured{p.version, amax, nan} }
+// magnitude of its numbers and how many elements are NaN. What is attached to p and
+// a Renewer is made anew, while the value is in the caches.
+func (p *Param) Measured(amax float32, nan int) {
+	p.amax = measured{p.version, amax, nan}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, v := range p.attached {
+		if r, ok := v.(Renewer); ok {
+			r.Renew(p)
+		}
+	}
+}
+
+// Renewer is a copy of a value, attached to its parameter, that is wanted for every
+// version. Renew may not call Attach.
+type Renewer interface{ Renew(p *Param) }
 
 // Amax is what Measured said of the value; ok is false where it said nothing.
 func (p *Param) Amax() (amax float32, nan int, ok bool) {

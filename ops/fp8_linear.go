@@ -237,9 +237,7 @@ func (x *fp8Operand[T]) linear(c *graph.Call, o FP8LinearOp, in []graph.Tensor) 
 	clear(head)
 	f := r.Format.Forward()
 	copyW, version := fp8WeightOf(c, 1)
-	amaxW, nanW := copyW.measure(w, c.Param(1), version)
-	fresh := sw.replaced(amaxW)
-	stepW := r.step(sw, amaxW, f, fresh)
+	stepW, amaxW, nanW, fresh := copyW.measure(w, c.Param(1), version, r, sw)
 	codesW := copyW.acquire(w, version, stepW, f) // while the cache holds what was measured
 	defer copyW.release()
 	if !x.measured {

@@ -486,3 +486,31 @@ func TestNarrowWeightsAreQuantisedAsTheyAre(t *testing.T) {
 		require.Equal(t, got[1], got[0])
 	}
 }
+
+// A weight whose writer says what it measured has the bits of one that is read
+// again, and its codes are there when the next pass asks.
+func TestFP8MeasuredWeightsAreAsReadAgain(t *testing.T) {
+	for _, r := range []ops.FP8Recipe{{}, {History: 3}, {Format: ops.OnlyE5M2, History: 2, MostRecent: true}} {
+		var results [2][]float32
+		for way := range results {
+			n := newFP8Net(t, graph.NewParams(), r, true)
+			w := n.params.Get("layers.0.q_proj.weight")
+			for step, amax := range []float64{1, 1.1, 0.9, 5, 0, 2, math.Inf(1), 1} {
+				setWeight(n.params, amax)
+				if way == 1 {
+					w.Measured(native.FP8TensorAmax(graph.Data[float32](w.Tensor())))
+				}
+				results[way] = append(append(results[way], n.step(t, batch(1+float64(step)))), n.states()...)
+				for _, g := range n.grads {
+					v, err := n.run.Value(g)
+					require.NoError(t, err)
+					results[way] = append(results[way], graph.Data[float32](v)...)
+				}
+			}
+		}
+		require.Equal(t, len(results[0]), len(results[1]))
+		for i, v := range results[0] {
+			require.Equal(t, math.Float32bits(v), math.Float32bits(results[1][i]), "%s, number %d", r, i)
+		}
+	}
+}
