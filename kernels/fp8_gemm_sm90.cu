@@ -13,9 +13,9 @@
 // bytes. Shared memory: 4 stages of 48 KB (BN 256) or 44 (BN 224), or 6 of 32 KB (BN 128), 16 KB for results that do not leave from
 // registers, at most 5 KB of steps and bias, and barriers. sm_90a only; empty elsewhere.
 // Design read: DeepGEMM (promotion of partial sums), CUTLASS's cooperative warp-specialised kernel.
-#include "epilogue.cuh"
 #include "fp8.cuh"
 #include "grid.cuh"
+#include "held.cuh"
 #include "tiles.cuh"
 #include "wgmma_fp8.cuh"
 
@@ -91,23 +91,9 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     int slot = 0, parity = 0;
     float amax = 0.f;
     float *const of_columns = ends + wg * (2 * BN + 64), *const of_rows = of_columns + 2 * BN;
-    // Packs of results, as in gemm_sm90.cu: lane t of four has columns 8t to 8t+7 of every 32 in memory, and 2t, 2t+1 of every 8 in its
-    // accumulators. They leave during the first products of the next tile, which have no sums to be added to.
     constexpr int PACKS = OUT / 32;
-    uint32_t held[2 * PACKS][4] = {};
-    uint16_t* to = nullptr;
-    int left[2] = {};
+    Held<uint16_t, 2 * PACKS> held = {};  // all leave during the first products of the next tile, which have no sums to be added to
     bool waiting = false;
-    auto leave = [&]() {
-#pragma unroll
-      for (int i = 0; i < 2 * PACKS; i++) {
-        uint32_t v[4];
-#pragma unroll
-        for (int q = 0; q < 4; q++) v[q] = held[i][q];
-        transpose4(v, threadIdx.x % 4);
-        if (i / 2 * 32 < (i % 2 ? left[1] : left[0])) *(uint4*)(to + i % 2 * 8 * p.sink.stride + i / 2 * 32) = make_uint4(v[0], v[1], v[2], v[3]);
-      }
-    };
     // Descriptors of a stage, uniform to the compiler and made before the products in front are waited for: it would make each between two
     // products, in three times the instructions.
     auto same = [](uint32_t x) { return __shfl_sync(~0u, x, 0); };
@@ -140,7 +126,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       wgmma_commit();
 #pragma unroll
       for (int h = 0; h < PARTS; h++) wgmma_pin(sums[h]);
-      if (waiting) leave();
+      if (waiting) held.leave_all(p.sink.stride);
       int row, column;
       tiles.place(tile, row, column);
       // What the end of the tile takes comes during the products: steps and bias of the columns, steps of this warpgroup's rows. With DUAL
@@ -219,9 +205,9 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
                 (uint64_t)p.sink.residual % 16 == 0;
       if (waiting) {  // steps, bias and residual by sections of their own: a tile without them takes few instructions
         const int first = column + 8 * t;
-        to = (uint16_t*)p.sink.y + r0 * p.sink.stride + first;
+        held.to = (uint16_t*)p.sink.y + r0 * p.sink.stride + first;
 #pragma unroll
-        for (int half = 0; half < 2; half++) left[half] = r0 + 8 * half < p.m ? min(n, column + OUT) - first : 0;
+        for (int half = 0; half < 2; half++) held.left[half] = r0 + 8 * half < p.m ? min(n, column + OUT) - first : 0;
         const float f[2] = {of_rows[own / 32 % 4 * 16 + g], of_rows[own / 32 % 4 * 16 + g + 8]};
         if (p.steps.x_row | p.steps.w_row || !DUAL && p.sink.bias) {
 #pragma unroll
@@ -245,7 +231,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
           const uint16_t* from = (const uint16_t*)p.sink.residual + r0 * p.sink.residual_stride + first;
           uint32_t ahead[3][4];
           auto fetch = [&](int i) {
-            const uint4 e = i / 2 * 32 < left[i % 2] ? *(const uint4*)(from + i % 2 * 8 * p.sink.residual_stride + i / 2 * 32) : make_uint4(0, 0, 0, 0);
+            const uint4 e = i / 2 * 32 < held.left[i % 2] ? *(const uint4*)(from + i % 2 * 8 * p.sink.residual_stride + i / 2 * 32) : make_uint4(0, 0, 0, 0);
             ahead[i % 3][0] = e.x, ahead[i % 3][1] = e.y, ahead[i % 3][2] = e.z, ahead[i % 3][3] = e.w;
           };
           fetch(0), fetch(1);
@@ -271,7 +257,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
           for (int q = 0; q < 4; q++) {
             const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
-            held[i][q] = wide ? pack2<bf16>(d(at), d(at + 1)) : pack2<f16>(d(at), d(at + 1));
+            held.pack[i][q] = wide ? pack2<bf16>(d(at), d(at + 1)) : pack2<f16>(d(at), d(at + 1));
           }
         continue;
       }
@@ -348,14 +334,14 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
       for (int i = 0; i < 2 * PACKS; i++)
 #pragma unroll
-        for (int q = 0; q < 4; q++) held[i][q] = 0;  // nothing of it in registers during the products
-      to = nullptr, left[0] = left[1] = 0;
+        for (int q = 0; q < 4; q++) held.pack[i][q] = 0;  // nothing of it in registers during the products
+      held.to = nullptr, held.left[0] = held.left[1] = 0;
       if (p.sink.out == 0) finish(bf16());
       else if (p.sink.out == 1) finish(f16());
       else if (p.sink.out == 2) finish(float());
       else finish(Codes());
     }
-    if (waiting) leave();
+    if (waiting) held.leave_all(p.sink.stride);
     put_amax(p.sink, amax);
   }
   if (CLUSTER > 1) cluster_sync();

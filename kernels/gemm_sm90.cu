@@ -11,8 +11,8 @@
 // next tile's products. K a multiple of 8, rows aligned to 16 bytes.
 // Shared memory: 4 stages of 48 KB (BN 256), 46 (BN 240) or 44 (BN 224), or 6 of 32 KB (BN 128), and barriers. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's cooperative warp-specialised kernel, DeepGEMM.
-#include "epilogue.cuh"
 #include "grid.cuh"
+#include "held.cuh"
 #include "tiles.cuh"
 
 #ifdef SEAFAN_HOPPER
@@ -93,25 +93,9 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
     // Uniform to the compiler, which otherwise makes each descriptor between two products, in five times the instructions.
     auto same = [](uint32_t x) { return __shfl_sync(~0u, x, 0); };
     const uint64_t rows = descriptor(same(shared_address(ring) + wg * (X / 2))), columns = descriptor(same(shared_address(ring) + X));
-    // Results in packs are held, lane t of four with columns 2t, 2t+1 of every 8, and leave a pack a step during the products of the next
-    // tile: stores of all blocks at once wait for L2, and the tensor cores for them. Pack i is of the first row of two or the second,
-    // i % 2, and columns 32 (i / 2) on; `to` is where the lane's columns of them begin, as they leave, and `left` what remains of a row
-    // from there.
     constexpr int PACKS = (OUT + 31) / 32;
-    uint32_t held[2 * PACKS][4];
-    T* to = nullptr;
-    int left[2] = {}, waiting = 0;
-    auto leave = [&](int i) {
-      uint32_t v[4];
-#pragma unroll
-      for (int q = 0; q < 4; q++) v[q] = held[i][q];
-      transpose4(v, threadIdx.x % 4);
-      if (i / 2 * 32 < (i % 2 ? left[1] : left[0])) *(uint4*)(to + i % 2 * 8 * p.y_stride + i / 2 * 32) = make_uint4(v[0], v[1], v[2], v[3]);
-    };
-    auto leave_all = [&] {
-#pragma unroll
-      for (int i = 0; i < 2 * PACKS; i++) leave(i);
-    };
+    Held<T, 2 * PACKS> held;  // a pack leaves each step
+    bool waiting = false;
     grid_block();
     const Tile tiles(p.m, p.n, rank);
     for (int tile = worker; tile < tiles.count(); tile += workers) {
@@ -142,7 +126,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
         for (; s < 2 * PACKS; s++) {
           products(s);
-          leave(s);
+          held.leave(s, p.y_stride);
           release();
         }
       }
@@ -150,7 +134,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         products(s);
         release();
       }
-      if (waiting && steps < 2 * PACKS) leave_all();
+      if (waiting && steps < 2 * PACKS) held.leave_all(p.y_stride);
       int own = threadIdx.x, n = p.n, place = tile, row, column;
       asm volatile("" : "+r"(own), "+r"(n), "+r"(place));  // nothing of this in front of the products, or in registers during them
       tiles.place(place, row, column);
@@ -161,17 +145,17 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
       const int g = own % 32 / 4, t = own % 4, r0 = row + (own / 32 - 4) * 16 + g;
       if (packed) {
         const int first = column + 8 * t;
-        waiting = 2 * PACKS;
-        to = (T*)p.y + r0 * p.y_stride + first;
+        waiting = true;
+        held.to = (T*)p.y + r0 * p.y_stride + first;
 #pragma unroll
-        for (int half = 0; half < 2; half++) left[half] = r0 + 8 * half < p.m ? min(n, column + OUT) - first : 0;
+        for (int half = 0; half < 2; half++) held.left[half] = r0 + 8 * half < p.m ? min(n, column + OUT) - first : 0;
         // The residual comes to where the results will be, as they leave, while the last products run: y may be where it lies.
         if (residual) {
           const T* from = (const T*)residual + r0 * p.residual_stride + first;
 #pragma unroll
           for (int i = 0; i < 2 * PACKS; i++) {
-            const uint4 e = i / 2 * 32 < left[i % 2] ? *(const uint4*)(from + i % 2 * 8 * p.residual_stride + i / 2 * 32) : make_uint4(0, 0, 0, 0);
-            held[i][0] = e.x, held[i][1] = e.y, held[i][2] = e.z, held[i][3] = e.w;
+            const uint4 e = i / 2 * 32 < held.left[i % 2] ? *(const uint4*)(from + i % 2 * 8 * p.residual_stride + i / 2 * 32) : make_uint4(0, 0, 0, 0);
+            held.pack[i][0] = e.x, held.pack[i][1] = e.y, held.pack[i][2] = e.z, held.pack[i][3] = e.w;
           }
         }
       }
@@ -196,11 +180,11 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         if (residual) {
 #pragma unroll
           for (int i = 0; i < 2 * PACKS; i++) {
-            transpose4(held[i], t);
+            transpose4(held.pack[i], t);
 #pragma unroll
             for (int q = 0; q < 4 && i / 2 * 32 + q * 8 < OUT; q++) {
               const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
-              const float2 e = unpack2<T>(held[i][q]);
+              const float2 e = unpack2<T>(held.pack[i][q]);
               d[at] += e.x, d[at + 1] += e.y;
             }
           }
@@ -210,7 +194,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
 #pragma unroll
           for (int q = 0; q < 4 && i / 2 * 32 + q * 8 < OUT; q++) {
             const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
-            held[i][q] = DUAL ? pack2<T>(silu(d[at]) * d[BN / 4 + at], silu(d[at + 1]) * d[BN / 4 + at + 1]) : pack2<T>(d[at], d[at + 1]);
+            held.pack[i][q] = DUAL ? pack2<T>(silu(d[at]) * d[BN / 4 + at], silu(d[at + 1]) * d[BN / 4 + at + 1]) : pack2<T>(d[at], d[at + 1]);
           }
         }
         continue;
@@ -255,7 +239,7 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
         }
       }
     }
-    if (waiting) leave_all();
+    if (waiting) held.leave_all(p.y_stride);
   }
   if (CLUSTER > 1) cluster_sync();
 #endif

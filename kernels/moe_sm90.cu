@@ -12,6 +12,7 @@
 // Results are rounded once, held, and leave during the next tile's products; quads of lanes turn their columns so that a lane
 // stores 16 bytes. K and N multiples of 8, rows aligned to 16 bytes. Shared memory: the ring. sm_90a only; empty elsewhere.
 // Design read: CUTLASS's grouped and cooperative kernels, DeepGEMM.
+#include "held.cuh"
 #include "moe_sorted.cuh"
 
 namespace {
@@ -59,26 +60,9 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
     auto next = [&] {
       if (++slot == STAGES) slot = 0, phase ^= 1;
     };
-    // Results in packs are held, lane t of four with columns 2t, 2t+1 of every 8, and leave EACH packs a step during the products of the
-    // next tile: stores of all blocks at once wait for L2, and the tensor cores for them. Pack i is of the first row of two or the second,
-    // i % 2, and columns 32 (i / 2) on; `to` is where the lane's columns of them begin, as they leave, and `left` what remains of a row
-    // from there.
     constexpr int PACKS = OUT / 16, LEAVING = 8, EACH = PACKS / LEAVING;
-    uint32_t held[PACKS][4];
-    T* to = nullptr;
-    int left[2] = {};
+    Held<T, PACKS> held;  // EACH packs leave a step
     bool waiting = false;
-    auto leave = [&](int i) {
-      uint32_t v[4];
-#pragma unroll
-      for (int q = 0; q < 4; q++) v[q] = held[i][q];
-      transpose4(v, threadIdx.x % 4);
-      if (i / 2 * 32 < left[i % 2]) *(uint4*)(to + i % 2 * 8 * (long)p.n + i / 2 * 32) = make_uint4(v[0], v[1], v[2], v[3]);
-    };
-    auto leave_all = [&] {
-#pragma unroll
-      for (int i = 0; i < PACKS; i++) leave(i);
-    };
     int expert, row, end, column, i = worker;
     bool odd;
     if (i < total) sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
@@ -118,7 +102,7 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
         for (; s < LEAVING; s++) {
           products(s);
 #pragma unroll
-          for (int i = 0; i < EACH; i++) leave(s * EACH + i);
+          for (int i = 0; i < EACH; i++) held.leave(s * EACH + i, p.n);
           release_last();
         }
       }
@@ -126,14 +110,14 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
         products(s);
         release_last();
       }
-      if (waiting && steps < LEAVING) leave_all();
+      if (waiting && steps < LEAVING) held.leave_all(p.n);
       waiting = true;
       int own = threadIdx.x;
       asm volatile("" : "+r"(own), "+r"(i));  // nothing of this in front of the products, or in registers during them
       const int r = row + (own / 32 - 4) * 16 + own % 32 / 4, c = column + own % 4 * 8;
-      to = (T*)p.y + (long)r * p.n + c;
+      held.to = (T*)p.y + (long)r * p.n + c;
 #pragma unroll
-      for (int half = 0; half < 2; half++) left[half] = r + 8 * half < end ? min(p.n, column + OUT) - c : 0;
+      for (int half = 0; half < 2; half++) held.left[half] = r + 8 * half < end ? min(p.n, column + OUT) - c : 0;
       i += workers;
       if (i < total) sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
       wgmma_wait<0>();
@@ -144,11 +128,11 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
 #pragma unroll
         for (int q = 0; q < 4; q++) {
           const int at = 16 * (i / 2) + 4 * q + 2 * (i % 2);
-          held[i][q] = DUAL ? pack2<T>(silu(d[at]) * d[BN / 4 + at], silu(d[at + 1]) * d[BN / 4 + at + 1]) : pack2<T>(d[at], d[at + 1]);
+          held.pack[i][q] = DUAL ? pack2<T>(silu(d[at]) * d[BN / 4 + at], silu(d[at + 1]) * d[BN / 4 + at + 1]) : pack2<T>(d[at], d[at + 1]);
         }
       }
     }
-    if (waiting) leave_all();
+    if (waiting) held.leave_all(p.n);
   }
   cluster_sync();
 #endif
