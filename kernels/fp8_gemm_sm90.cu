@@ -16,8 +16,8 @@
 #include "fp8.cuh"
 #include "grid.cuh"
 #include "held.cuh"
+#include "partial.cuh"
 #include "tiles.cuh"
-#include "wgmma_fp8.cuh"
 
 namespace {
 // Registers by an index that only runs: in a loop that is not unrolled, a tree of branches finds the ones of its turn.
@@ -88,114 +88,46 @@ __device__ __forceinline__ void gemm(const CUtensorMap& xmap, const CUtensorMap&
   } else {
     registers_take<232>();
     const int wg = __shfl_sync(~0u, group - 1, 0);
-    int slot = 0, parity = 0;
     float amax = 0.f;
     float *const of_columns = ends + wg * (2 * BN + 64), *const of_rows = of_columns + 2 * BN;
     constexpr int PACKS = OUT / 32;
     Held<uint16_t, 2 * PACKS> held = {};  // all leave during the first products of the next tile, which have no sums to be added to
     bool waiting = false;
-    // Descriptors of a stage, uniform to the compiler and made before the products in front are waited for: it would make each between two
-    // products, in three times the instructions.
-    auto same = [](uint32_t x) { return __shfl_sync(~0u, x, 0); };
-    const uint64_t rows = descriptor(same(shared_address(ring) + wg * (X / 2))), columns = descriptor(same(shared_address(ring) + X));
-    uint64_t a, b;
-    auto ready = [&]() {
-      barrier_wait(full + slot, parity);
-      const uint32_t stage = same(slot * (STAGE / 16));
-      uint32_t of_a = (uint32_t)rows + stage, of_b = (uint32_t)columns + stage;
-      asm volatile("" : "+r"(of_a), "+r"(of_b));
-      a = rows >> 32 << 32 | of_a, b = columns >> 32 << 32 | of_b;
-    };
-    auto release = [&](uint64_t* done) {
-      if (threadIdx.x % 128 < CLUSTER) {
-        if (CLUSTER > 1) barrier_arrive_remote(done, threadIdx.x % 128); else barrier_arrive(done);
-      }
-    };
+    PartialSums<A, B, PARTS, PART, STAGES, X, STAGE, CLUSTER, BLOCK> products(ring, full, empty, wg);
     grid_block();
     const Tile tiles(p.m, p.n, rank);
     for (int tile = worker; tile < tiles.count(); tile += workers) {
       float sums[PARTS][PART / 2];
       auto d = [&](int i) -> float& { return sums[i / (PART / 2)][i % (PART / 2)]; };
-      uint64_t* done = empty + slot;
-      ready();
-      wgmma_fence();
-#pragma unroll
-      for (int h = 0; h < PARTS; h++)
-#pragma unroll
-        for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, PART>::shared(sums[h], a + j * 2, b + (h * PART * BK / 16 + j * 2), j);
-      wgmma_commit();
-#pragma unroll
-      for (int h = 0; h < PARTS; h++) wgmma_pin(sums[h]);
-      if (waiting) held.leave_all(p.sink.stride);
+      Factors factors;
       int row, column;
-      tiles.place(tile, row, column);
-      // What the end of the tile takes comes during the products: steps and bias of the columns, steps of this warpgroup's rows. With DUAL
-      // the tile's columns are two stretches of w.
-      auto copy = [](float* to, const float* from) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
-      };
-      asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
-      for (int at = threadIdx.x % 128; at < BN; at += 128) {
-        const int c = column + (DUAL ? at % OUT : at);
-        if (p.steps.w && c < p.n) copy(of_columns + at, p.steps.w + (long)(c + (at >= OUT ? p.n : 0)) * p.steps.w_row); else of_columns[at] = 1.f;
-        if (p.sink.bias && c < p.n) copy(of_columns + BN + at, (const float*)p.sink.bias + c); else of_columns[BN + at] = 0.f;
-      }
-      if (threadIdx.x % 128 < 64) {
-        float* to = of_rows + threadIdx.x % 128;
-        if (p.steps.x) copy(to, p.steps.x + (long)min(row + wg * 64 + (int)threadIdx.x % 128, p.m - 1) * p.steps.x_row); else *to = 1.f;
-      }
-      // Steps that change along k: two rows of x, and each 64 columns of the tile.
-      int x0, x1, w0, w1;
-      if (BLOCK) {
-        const int r0 = row + wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-        x0 = min(r0, p.m - 1) * p.steps.xk_row, x1 = min(r0 + 8, p.m - 1) * p.steps.xk_row, w0 = column / 128 * p.steps.wk_row;
-        // From the tile's first half to its second; columns behind the last read the steps of the first.
-        w1 = w0 + (DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0);
-      }
-      // Steps of 128 k come during the products of the 128 k in front, those of the first two together.
-      struct OfK { float x0 = 1.f, x1 = 1.f, w[2] = {1.f, 1.f}; } of_k, ahead;
-      auto fetch_k = [&](OfK& of, int s) {
-        if (p.steps.xk) of.x0 = p.steps.xk[x0 + s], of.x1 = p.steps.xk[x1 + s];
-        if (p.steps.wk) of.w[0] = p.steps.wk[w0 + s], of.w[1] = p.steps.wk[w1 + s];
-      };
-      auto factor = [&](int h, int i) { return (i % 4 < 2 ? of_k.x0 : of_k.x1) * of_k.w[PARTS == 2 ? h : i / 32]; };
-      if (BLOCK) fetch_k(of_k, 0), fetch_k(ahead, min(1, steps - 1));
-      if (++slot == STAGES) slot = 0, parity ^= 1;
-      if (steps > 1) ready();
-      wgmma_wait<0>();
-#pragma unroll
-      for (int h = 0; h < PARTS; h++) {
-        wgmma_pin(sums[h]);
-#pragma unroll
-        for (int i = 0; BLOCK && i < PART / 2; i++) sums[h][i] *= factor(h, i);
-      }
-      release(done);
-      for (int s = 1; s < steps; s++) {
-        of_k = ahead;
-#pragma unroll
-        for (int h = 0; h < PARTS; h++) {
-          float part[PART / 2];
-          wgmma_fence();
-#pragma unroll
-          for (int j = 0; j < BK / 32; j++) Wgmma8<A, B, PART>::shared(part, a + j * 2, b + (h * PART * BK / 16 + j * 2), j);
-          wgmma_commit();
-          wgmma_pin(part);
-          if (BLOCK && h == 0) fetch_k(ahead, min(s + 1, steps - 1));
-          done = empty + slot;
-          if (h == PARTS - 1) {
-            if (++slot == STAGES) slot = 0, parity ^= 1;
-            if (s + 1 < steps) ready();
-          }
-          wgmma_wait<0>();
-          wgmma_pin(part);
-          if (h == PARTS - 1) release(done);
-#pragma unroll
-          for (int i = 0; i < PART / 2; i++) {
-            if (BLOCK) sums[h][i] += part[i] * factor(h, i);
-            else sums[h][i] += part[i];
-          }
+      products.run(sums, steps, factors, [&]() {
+        if (waiting) held.leave_all(p.sink.stride);
+        tiles.place(tile, row, column);
+        // What the end of the tile takes comes during the products: steps and bias of the columns, steps of this warpgroup's rows. With DUAL
+        // the tile's columns are two stretches of w.
+        auto copy = [](float* to, const float* from) {
+          asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+        };
+        asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
+        for (int at = threadIdx.x % 128; at < BN; at += 128) {
+          const int c = column + (DUAL ? at % OUT : at);
+          if (p.steps.w && c < p.n) copy(of_columns + at, p.steps.w + (long)(c + (at >= OUT ? p.n : 0)) * p.steps.w_row); else of_columns[at] = 1.f;
+          if (p.sink.bias && c < p.n) copy(of_columns + BN + at, (const float*)p.sink.bias + c); else of_columns[BN + at] = 0.f;
         }
-      }
+        if (threadIdx.x % 128 < 64) {
+          float* to = of_rows + threadIdx.x % 128;
+          if (p.steps.x) copy(to, p.steps.x + (long)min(row + wg * 64 + (int)threadIdx.x % 128, p.m - 1) * p.steps.x_row); else *to = 1.f;
+        }
+        if (BLOCK) {  // steps that change along k: two rows of x, and each 64 columns of the tile
+          const int r0 = row + wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+          const float *xk = p.steps.xk ? p.steps.xk : p.steps.wk, *wk = p.steps.wk ? p.steps.wk : p.steps.xk;
+          factors.x = xk, factors.w = factors.second = wk, factors.of_x = p.steps.xk, factors.of_w = p.steps.wk, factors.last = steps - 1;
+          factors.x0 = min(r0, p.m - 1) * p.steps.xk_row, factors.x1 = min(r0 + 8, p.m - 1) * p.steps.xk_row, factors.w0 = column / 128 * p.steps.wk_row;
+          // From the tile's first half to its second; columns behind the last read the steps of the first.
+          factors.w1 = factors.w0 + (DUAL ? p.n / 128 * p.steps.wk_row : column + BN / 2 < p.n ? BN / 2 / 128 * p.steps.wk_row : 0);
+        }
+      });
       asm volatile("cp.async.wait_all;\n\tbar.sync %0, 128;" ::"r"(wg + 1) : "memory");
       int own = threadIdx.x, n = p.n, place = tile;
       asm volatile("" : "+r"(own), "+r"(n), "+r"(place));  // nothing of this in registers during the products

@@ -3,14 +3,15 @@
 //
 // The tiles, the work list and the two ways in which a cluster of two blocks shares loads are those of moe_sm90.cu; a stage is
 // 128 k (x 16 KB, w 32 KB). The tensor cores add up 128 k of 128 columns in fewer bits than a float has; these partial sums,
-// times the two steps, are added in f32 to the accumulators.
+// times the two steps, are added in f32 to the accumulators. Results in 16 bits leave during the next tile's first products.
 // With DUAL there are two matrices, w and up, y = silu(x w^T) * (x up^T) goes out as codes again, a tile's 128 columns of a row
 // being one block with a step of its own (amax of the unrounded values / 448), which is what the second product reads.
 // moe_fp8_permute: a block owns a token: steps of its 1 x 128 blocks and codes, written to the places of its choices.
 // K and N multiples of 128, E up to 1024. Shared memory: the ring. sm_90a only; empty elsewhere (the permute: sm_89 and later).
 #include "fp8.cuh"
+#include "held.cuh"
 #include "moe_sorted.cuh"
-#include "wgmma_fp8.cuh"
+#include "partial.cuh"
 
 namespace {
 struct Params {
@@ -28,7 +29,7 @@ template <class T, bool DUAL>
 __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorMap& wmap, const CUtensorMap& upmap, const Params& p) {
 #ifdef SEAFAN_HOPPER
   typedef SortedRows<DUAL> Rows;
-  constexpr int BK = 128, STAGES = 4, A = Rows::A, B = Rows::B, STAGE = Rows::STAGE, OUT = Rows::OUT;
+  constexpr int BK = 128, STAGES = 4, A = Rows::A, STAGE = Rows::STAGE, OUT = Rows::OUT;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
   __shared__ Rows sorted;
@@ -51,62 +52,37 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
   } else {
     registers_take<232>();
     const int wg = __shfl_sync(~0u, group - 1, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int at = 0;
-    auto release = [&](int at) {
-      if (threadIdx.x % 128 < 2) barrier_arrive_remote(empty + at % STAGES, threadIdx.x % 128);
-    };
+    PartialSums<e4m3, e4m3, 2, 128, STAGES, A, STAGE, 2, true> products(ring, full, empty, wg);
+    constexpr int PACKS = DUAL ? 1 : OUT / 16;
+    Held<T, PACKS> held = {};  // results in 16 bits, which leave during the first products of the next tile
+    bool waiting = false;
     for (int i = worker; i < total; i += workers) {
       int expert, row, end, column;
       bool odd;
       sorted.place(i, p.experts, columns, rank, expert, row, end, column, odd);
       row += wg * 64;
       if (row >= end || column >= p.n) {
-        for (int s = 0; s < steps; s++, at++) {
-          barrier_wait(full + at % STAGES, at / STAGES & 1);
+        for (int s = 0; s < steps; s++) {
+          products.ready();
           asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");  // no warp falls a phase behind
-          release(at);
+          products.release(products.next());
         }
         continue;
       }
       float d[2][64];
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int j = 0; j < 64; j++) d[h][j] = 0.f;
       const int r0 = row + warp * 16 + g;
       const int blocks = p.n / 128;
-      const int x0 = min(r0, p.m - 1) * steps, x1 = min(r0 + 8, p.m - 1) * steps, w0 = (expert * blocks + column / 128) * steps;
-      const int w1 = DUAL || column + 128 >= p.n ? 0 : steps;
-      Settled a, b;
-      auto ready = [&]() {  // of a step, before the products in front of it are waited for
-        barrier_wait(full + at % STAGES, at / STAGES & 1);
-        a.set(ring + at % STAGES * STAGE + wg * (A / 2)), b.set(ring + at % STAGES * STAGE + A);
-      };
-      ready();
-      for (int s = 0; s < steps; s++) {
-        const float fx0 = p.x_steps[x0 + s], fx1 = p.x_steps[x1 + s], fw[2] = {p.w_steps[w0 + s], (DUAL ? p.up_steps : p.w_steps)[w0 + w1 + s]};
+      Factors factors;
+      products.run(d, steps, factors, [&]() {
+        if (waiting) held.leave_all(p.n);
+        factors.x = p.x_steps, factors.w = p.w_steps, factors.second = DUAL ? p.up_steps : p.w_steps, factors.of_x = factors.of_w = true, factors.last = steps - 1;
+        factors.x0 = min(r0, p.m - 1) * steps, factors.x1 = min(r0 + 8, p.m - 1) * steps, factors.w0 = (expert * blocks + column / 128) * steps;
+        factors.w1 = factors.w0 + (DUAL || column + 128 >= p.n ? 0 : steps);
+      });
+      if constexpr (DUAL) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          float part[64];
-          wgmma_fence();
-#pragma unroll
-          for (int j = 0; j < BK / 32; j++) Wgmma8<e4m3, e4m3, 128>::shared(part, a.at(j * 32), b.at(h * B / 2 + j * 32), j);
-          wgmma_commit();
-          wgmma_pin(part);
-          at += h;
-          if (h == 1 && s + 1 < steps) ready();
-          wgmma_wait<0>();
-          wgmma_pin(part);
-          if (h == 1) release(at - 1);
-          const float f0 = fx0 * fw[h], f1 = fx1 * fw[h];
-#pragma unroll
-          for (int j = 0; j < 64; j++) d[h][j] += part[j] * (j % 4 < 2 ? f0 : f1);
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int r = r0 + half * 8;
-        if (DUAL) {
+        for (int half = 0; half < 2; half++) {
+          const int r = r0 + half * 8;
           // The quad's lanes hold the row's 128 columns: amax, step, codes.
           float amax = 0;
 #pragma unroll
@@ -137,23 +113,23 @@ __device__ __forceinline__ void grouped(const CUtensorMap& xmap, const CUtensorM
             const uint32_t second0 = __byte_perm(v[0], v[1], 0x7632), second1 = __byte_perm(v[2], v[3], 0x7632);
             if (r < end) *(uint4*)((uint8_t*)p.y + (long)r * p.n + column + j * 64 + t * 16) = make_uint4(first0, first1, second0, second1);
           }
-          continue;
         }
-        T* y = (T*)p.y + (long)r * p.n;
+      } else {
+        waiting = true;
+        const int first = column + t * 8;
+        held.to = (T*)p.y + (long)r0 * p.n + first;
 #pragma unroll
-        for (int j = 0; j < OUT / 32; j++) {
-          uint32_t v[4];
+        for (int half = 0; half < 2; half++) held.left[half] = r0 + 8 * half < end ? min(p.n, column + OUT) - first : 0;
+#pragma unroll
+        for (int i = 0; i < PACKS; i++)
 #pragma unroll
           for (int q = 0; q < 4; q++) {
-            const int c = 4 * (4 * j + q) + 2 * half;
-            v[q] = pack2<T>(d[c / 64][c % 64], d[c / 64][c % 64 + 1]);
+            const int c = 16 * (i / 2) + 4 * q + 2 * (i % 2);
+            held.pack[i][q] = pack2<T>(d[c / 64][c % 64], d[c / 64][c % 64 + 1]);
           }
-          transpose4(v, t);
-          const int c = column + j * 32 + t * 8;
-          if (r < end && c < p.n) *(uint4*)(y + c) = make_uint4(v[0], v[1], v[2], v[3]);
-        }
       }
     }
+    if (waiting) held.leave_all(p.n);
   }
   cluster_sync();
 #endif

@@ -7,17 +7,6 @@ struct e4m3 {};
 struct e5m2 {};
 
 #ifdef SEAFAN_HOPPER
-// The descriptor of a tile in shared memory, made where it is set: the compiler would make it just in front of the products, between
-// them and the additions of the sums before, while the tensor cores have only the other warpgroup's products.
-struct Settled {
-  uint32_t low;
-  __device__ __forceinline__ void set(const void* tile) {
-    low = (uint32_t)descriptor(shared_address(tile));
-    asm volatile("" : "+r"(low));
-  }
-  __device__ __forceinline__ uint64_t at(int bytes) const { return (descriptor(0) >> 32 << 32) + (low + bytes / 16); }
-};
-
 // d = a b + (accumulate ? d : 0), 64 rows, N columns, 32 of k, both operands K-major in shared memory.
 template <class A, class B, int N> struct Wgmma8;
 #define WGMMA_TEXT56 \
