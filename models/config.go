@@ -275,6 +275,14 @@ func (c Config) Check() error {
 	return err
 }
 
+// longest is how many tokens a sequence may have; see Transformer.Limits.
+func (c *Config) longest() int {
+	if s := c.RopeScale; s.Type == "yarn" && s.Factor > 1 {
+		return max(c.Context, min(int(s.Factor*float64(s.OriginalPositions)), 1<<30))
+	}
+	return c.Context
+}
+
 // WindowOf is the sliding window of a layer, 0 for none.
 func (c *Config) WindowOf(layer int) int {
 	if c.Global != nil && c.Global[layer] {

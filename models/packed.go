@@ -78,7 +78,7 @@ func (m *Transformer) Packed(b *graph.Builder, s Packed) *graph.Node {
 }
 
 // positions is how many a request can have.
-func (m *Transformer) positions(s Packed) int { return min(m.Config.Context, s.Pages*s.PageSize) }
+func (m *Transformer) positions(s Packed) int { return min(m.Config.longest(), s.Pages*s.PageSize) }
 
 // FirstPosition is what a graph of that shape takes as the position of the first
 // token of a request whose prompt has so many: 0, or, where a rotation depends
@@ -170,7 +170,9 @@ func (p *paged) Delta(l int, q, k, v, g, beta *graph.Node) *graph.Node {
 // a step cannot be taken twice on them.
 func (m *Transformer) Recurrent() bool { return m.Config.Delta != nil }
 
-// Limits tells what a session needs to know of the model.
+// Limits tells what a session needs to know of the model. The context is Config's, or
+// what yarn makes of the original length where that is more: people add the scaling
+// to a config and leave max_position_embeddings.
 func (m *Transformer) Limits() (vocab, context int, eos []int32) {
-	return m.Config.Vocab, m.Config.Context, slices.Clone(m.Config.EOS)
+	return m.Config.Vocab, m.Config.longest(), slices.Clone(m.Config.EOS)
 }

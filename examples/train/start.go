@@ -49,8 +49,8 @@ func (s settings) start() (*start, error) {
 func (s settings) prepare(o *models.Opened) (*start, error) {
 	files, unsaved := models.TokenizerFiles(s.From)
 	from := &start{Transformer: o.Transformer, trained: &folder{o.Transformer, files}}
-	if s.Train.Context > o.Config.Context {
-		return nil, fmt.Errorf("-context: must be at most %d, the context of %s, got %d", o.Config.Context, s.From, s.Train.Context)
+	if _, longest, _ := o.Limits(); s.Train.Context > longest {
+		return nil, fmt.Errorf("-context: must be at most %d, the context of %s, got %d", longest, s.From, s.Train.Context)
 	}
 	if o.Tokenizer == nil {
 		return nil, fmt.Errorf("-init: %s has no tokenizer, and its vocabulary of %d is not one of bytes", s.From, o.Config.Vocab)

@@ -21,6 +21,7 @@ import (
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/generate"
 	"github.com/seafan/seafan/models/tokenizer"
+	"github.com/seafan/seafan/ops/native"
 )
 
 func small(t testing.TB, seed uint64) *models.Transformer {
@@ -126,6 +127,24 @@ func TestGoldenGreedyTokens(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestYarnReachesWhatItStretches: a config with yarn that was left with the original
+// length writes beyond it, as one that names the longer length.
+func TestYarnReachesWhatItStretches(t *testing.T) {
+	var texts [2][]int32
+	for i, context := range []int{32, 128} {
+		m, err := models.New(models.Config{Type: "llama", Vocab: 64, Hidden: 32, FFN: 48, Layers: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Context: context, NormEps: 1e-5, RopeTheta: 1e4,
+			RopeScale: native.RotaryScaling{Type: "yarn", Factor: 4, OriginalPositions: 32, ModelPositions: context}})
+		require.NoError(t, err)
+		require.NoError(t, m.Init(3))
+		_, longest, _ := m.Limits()
+		require.Equal(t, 128, longest)
+		s, err := generate.New(m, generate.Options{})
+		require.NoError(t, err)
+		texts[i] = write(t, s, []int32{1, 2, 3, 4}, generate.Sampling{Temperature: 1, Seed: 5}, 120)
+	}
+	require.Equal(t, texts[1], texts[0])
 }
 
 // TestA13_ChunksOfAPrompt holds prompts in any chunks to one text.

@@ -33,8 +33,8 @@ type Options struct {
 	Beta1    float64  `json:"beta1"`     // decay of the first moment
 	Beta2    float64  `json:"beta2"`     // decay of the second moment
 	Eps      float64  `json:"eps"`       // added to the root of the second moment
-	Decay    float64  `json:"decay"`     // decoupled weight decay
-	DecayAll bool     `json:"decay_all"` // decay vectors too, not matrices alone
+	Decay    float64  `json:"decay"`     // decoupled weight decay, of parameters with 2 or 3 dimensions
+	DecayAll bool     `json:"decay_all"` // decay every parameter, vectors too, as torch.optim.AdamW does when left alone
 	Clip     float64  `json:"clip"`      // highest global norm of the gradient; 0: no clipping
 
 	EvalEvery int `json:"eval_every"` // steps between evaluations; 0: only after the last step
