@@ -131,9 +131,7 @@ func crossEntropyGradUnit[T Float](a *crossEntropyArgs[T], unit int) {
 		if a.zloss != 0 {
 			s = T(a.scale * (1 + 2*a.zloss*float64(a.lse[i])))
 		}
-		for j := range dx {
-			dx[j] *= s
-		}
+		scale(dx, s)
 		dx[l] -= T(a.scale)
 	}
 }
