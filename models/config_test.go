@@ -68,6 +68,30 @@ func TestR02_BothSpellingsOfRope(t *testing.T) {
 	require.EqualError(t, err, `rotary: unknown scaling type "spiral", want default, linear, dynamic, yarn, llama3 or longrope`)
 }
 
+// TestOldSpellingsOfPhi3AndGemma reads what the first releases wrote.
+func TestOldSpellingsOfPhi3AndGemma(t *testing.T) {
+	const dir = "../variants/phi3_longrope"
+	want, err := parse(t, config(t, dir))
+	require.NoError(t, err)
+	for _, kind := range []string{"longrope", "su", "yarn"} {
+		old := config(t, dir)
+		r := old["rope_parameters"].(map[string]any)
+		delete(old, "rope_parameters")
+		old["rope_theta"], old["partial_rotary_factor"] = r["rope_theta"], r["partial_rotary_factor"]
+		old["rope_scaling"] = map[string]any{"type": kind, "short_factor": r["short_factor"], "long_factor": r["long_factor"]}
+		got, err := parse(t, old)
+		require.NoError(t, err)
+		require.Equal(t, want, got, kind)
+	}
+	old := config(t, "gemma")
+	want, err = parse(t, old)
+	require.NoError(t, err)
+	old["hidden_act"] = "gelu" // which meant tanh
+	got, err := parse(t, old)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
 // TestConfigNamesWhatItRefuses changes one field at a time to a value that
 // would change results and is not followed.
 func TestConfigNamesWhatItRefuses(t *testing.T) {

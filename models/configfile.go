@@ -277,7 +277,7 @@ func (f *file) rope(c *Config) error {
 	}
 	original := r.Original
 	switch r.kind() {
-	case "llama3", "yarn", "longrope":
+	case "llama3", "yarn", "longrope", suRope:
 		if f.Original != nil {
 			original = *f.Original
 		} else if original == 0 {

@@ -12,10 +12,10 @@ import (
 var phi3 = architecture{
 	class: "Phi3ForCausalLM",
 	defaults: func() file {
-		return file{HiddenAct: "silu", RMSNormEps: 1e-5, MaxPositions: 4096, RopeTheta: new(1e4)}
+		return file{HiddenAct: "silu", RMSNormEps: 1e-5, MaxPositions: 4096, Original: new(4096), RopeTheta: new(1e4)}
 	},
 	read: func(f *file, c *Config) error {
-		if kind := c.RopeScale.Type; kind == "su" || kind == "yarn" {
+		if kind := c.RopeScale.Type; kind == suRope || kind == "yarn" {
 			c.RopeScale.Type = "longrope" // the names it had in the first releases
 		}
 		return mistral.read(f, c)
@@ -31,6 +31,9 @@ var phi3 = architecture{
 		return ops.Add(x, l.fusedUnit(l.norm("post_attention_layernorm", x)))
 	},
 }
+
+// suRope is what longrope was called first.
+const suRope = "su"
 
 // fusedAttention is attention with queries, keys and values of one projection.
 func (l *layer) fusedAttention(x *graph.Node) *graph.Node {
