@@ -329,6 +329,14 @@ func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
 		require.EqualError(t, c.Write(&out), "a config.json of "+c.Type+" cannot say "+want)
 		require.Zero(t, out.Len())
 	}
+	// No bound is written where its absence means one.
+	for _, key := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
+		open := config(t, "gemma2")
+		open[key] = nil
+		c, err := parse(t, open)
+		require.NoError(t, err)
+		require.NoError(t, c.Write(io.Discard), key)
+	}
 	// The part of a head that turns is written so that reading cuts it off where it ends.
 	phi := models.Config{Type: "phi3", Vocab: 8, Hidden: 32, FFN: 8, Layers: 1, Heads: 1, KVHeads: 1, Context: 16, NormEps: 1e-6, RopeTheta: 1e4}
 	for phi.HeadDim = 4; phi.HeadDim <= 256; phi.HeadDim += 2 {

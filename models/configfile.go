@@ -45,8 +45,8 @@ type file struct {
 	NoRopeLayers     []int    `json:"no_rope_layers,omitempty"` // 1 where the layer rotates
 	NoRopeInterval   int      `json:"no_rope_layer_interval,omitempty"`
 	QueryScalar      float64  `json:"query_pre_attn_scalar,omitempty"`
-	AttentionSoftcap *decimal `json:"attn_logit_softcapping,omitempty"`
-	FinalSoftcap     *decimal `json:"final_logit_softcapping,omitempty"`
+	AttentionSoftcap *softcap `json:"attn_logit_softcapping,omitempty"`
+	FinalSoftcap     *softcap `json:"final_logit_softcapping,omitempty"`
 	Bidirectional    bool     `json:"use_bidirectional_attention,omitempty"`
 	EmbedMultiplier  decimal  `json:"embedding_multiplier,omitempty"`
 	AddMultiplier    decimal  `json:"residual_multiplier,omitempty"`
@@ -141,6 +141,16 @@ func (r rank) MarshalJSON() ([]byte, error) {
 		return []byte("null"), nil
 	}
 	return json.Marshal(int(r))
+}
+
+// softcap is a decimal above 0, or null: as rank.
+type softcap decimal
+
+func (s softcap) MarshalJSON() ([]byte, error) {
+	if s == 0 {
+		return []byte("null"), nil
+	}
+	return decimal(s).MarshalJSON()
 }
 
 // tokenIDs is a token id, or a list of them.

@@ -230,3 +230,25 @@ func TestWhatIsTrainedBesideAdapters(t *testing.T) {
 	ad.Loss(b, 1, 4, 0, 0)
 	require.ErrorContains(t, b.Err(), "model.embed_tokens.weight cannot be trained beside adapters: a PEFT folder holds neither stacks of experts nor a table that is the head too; freeze it")
 }
+
+// TestAdaptersOfAModelThatIsGone: the graph has the error, and as many nodes as are
+// asked for.
+func TestAdaptersOfAModelThatIsGone(t *testing.T) {
+	m, err := models.Open("testdata/golden/llama3")
+	require.NoError(t, err)
+	closed, err := m.Adapt(models.LoRA{Rank: 2, Alpha: 4}, 1)
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	for _, x := range []train.Model{closed, classifier{closed}} {
+		b := graph.New()
+		loss, tokens := x.Loss(b, 1, 4, 0, 0)
+		require.ErrorContains(t, b.Err(), "models: the model is closed")
+		require.NotNil(t, loss)
+		require.NotNil(t, tokens)
+	}
+	for want, none := range map[string]*models.Adapted{"the adapters are missing (nil)": nil, "the model has no parameters": {}} {
+		b := graph.New()
+		none.Loss(b, 1, 4, 0, 0)
+		require.ErrorContains(t, b.Err(), want)
+	}
+}

@@ -43,7 +43,7 @@ var gemma2 = architecture{
 		return file{
 			HiddenActivation: "gelu_pytorch_tanh", RMSNormEps: 1e-6, MaxPositions: 8192, VocabSize: 256000, Tied: true, RopeTheta: new(1e4),
 			KVHeads: new(4), HeadDim: new(256), QueryScalar: 256, SlidingWindow: new(gemmaWindow),
-			FinalSoftcap: new(decimal(30)), AttentionSoftcap: new(decimal(50)),
+			FinalSoftcap: new(softcap(30)), AttentionSoftcap: new(softcap(50)),
 		}
 	},
 	read: func(f *file, c *Config) error {
@@ -60,9 +60,7 @@ var gemma2 = architecture{
 	},
 	write: func(f *file, c *Config) {
 		f.setGemma(c)
-		if c.ScoreCap > 0 {
-			f.AttentionSoftcap = new(decimal(c.ScoreCap))
-		}
+		f.AttentionSoftcap = new(softcap(c.ScoreCap))
 	},
 	gelu:       true,
 	unitNorm:   true,
@@ -108,9 +106,7 @@ func (f *file) setGemma(c *Config) {
 	if n := math.Round(f.QueryScalar); math.Abs(n-f.QueryScalar) < 1e-9*n {
 		f.QueryScalar = n // it is a whole number in every published config
 	}
-	if c.LogitCap > 0 {
-		f.FinalSoftcap = new(decimal(c.LogitCap))
-	}
+	f.FinalSoftcap = new(softcap(c.LogitCap))
 	f.writeWindows(c)
 }
 

@@ -165,7 +165,7 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 	f.RopeTheta = new(tidy(orElse(k, "rope.freq_base", k.float, *f.RopeTheta)))
 	f.RopeLocalTheta = new(tidy(orElse(k, "rope.freq_base_swa", k.float, 1e4)))
 	if c := tidy(orElse(k, "final_logit_softcapping", k.float, 0)); c != 0 {
-		f.FinalSoftcap = new(decimal(c))
+		f.FinalSoftcap = new(softcap(c))
 	}
 	f.UseSlidingWindow = false
 	f.NoRopeInterval = a.gguf.noRope

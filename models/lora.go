@@ -284,8 +284,14 @@ func (ad *Adapted) rewrite(b *graph.Builder, build func(b *graph.Builder) []*gra
 // Loss is Transformer.Loss with the adapters. b must be empty.
 func (ad *Adapted) Loss(b *graph.Builder, batch, context int, dropout float64, seed uint64) (loss, tokens *graph.Node) {
 	outs := ad.rewrite(b, func(b *graph.Builder) []*graph.Node {
-		if _, err := ad.others(); err != nil { // before the training, not after it
-			n := b.Fail(fmt.Errorf("models: %w", err))
+		err := ad.usable()
+		if err == nil {
+			if _, err = ad.others(); err != nil { // before the training, not after it
+				err = fmt.Errorf("models: %w", err)
+			}
+		}
+		if err != nil {
+			n := b.Fail(err)
 			return []*graph.Node{n, n}
 		}
 		loss, tokens := ad.Transformer.Loss(b, batch, context, dropout, seed)
@@ -305,15 +311,21 @@ func (ad *Adapted) Logits(b *graph.Builder, batch, context int) *graph.Node {
 // Apply puts a graph of one's own on the model, such as a head on Features, into b
 // with the adapters: build makes it as it would without them, on the builder that
 // it is given. b must be empty. Weights that build declares are trained beside the
-// adapters, and are the caller's to save.
+// adapters, and are the caller's to save. build is called where the model is closed
+// too, as its caller takes that many nodes.
 func (ad *Adapted) Apply(b *graph.Builder, build func(b *graph.Builder) []*graph.Node) []*graph.Node {
-	if err := ad.usable(); err != nil {
-		return []*graph.Node{b.Fail(err)}
-	}
-	if build == nil {
+	switch {
+	case ad == nil || ad.Missing():
+		return []*graph.Node{b.Fail(ad.usable())}
+	case build == nil:
 		return []*graph.Node{b.Fail(errors.New("models: Apply: build is missing (nil)"))}
 	}
-	return ad.rewrite(b, build)
+	return ad.rewrite(b, func(b *graph.Builder) []*graph.Node {
+		if err := ad.usable(); err != nil {
+			b.Fail(err)
+		}
+		return build(b)
+	})
 }
 
 // Packed is Transformer.Packed with the adapters. b must be empty.
