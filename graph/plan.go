@@ -80,7 +80,7 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 
 // Spread places the values anew, each result of an op that has several and an
 // InPlace by itself, so that it can take over the memory of an input. Native alone
-// runs such a plan.
+// runs such a plan; an executor that was made before goes by places that are gone.
 func (p *Plan) Spread() {
 	p.spread = map[*Node][]*buffer{}
 	for _, n := range p.nodes {

@@ -41,13 +41,6 @@ func Widen() Option { return func(s *storage) { s.wide = true } }
 // nearest where the file has them wider or quantised.
 func Store16(dt dtype.DType) Option { return func(s *storage) { s.matrices = dt } }
 
-// Extra opens tensors that are no part of the model, by name, as parameters beside
-// its own: a head that Save wrote with it, score.weight of a model that classifies.
-// A model with a head of that kind may have no lm_head.
-func Extra(names ...string) Option {
-	return func(s *storage) { s.extra = append(s.extra, names...) }
-}
-
 // of is the type in which a parameter of that shape is kept. Ops read matrices,
 // and stacks of experts, in 16 bits; vectors are small and float32.
 func (s storage) of(t *checkpoint.Tensor, shape []int) dtype.DType {
@@ -349,37 +342,6 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		}
 	}
 	return report, nil
-}
-
-// wanted are the parameters that the checkpoint must hold: those of a model
-// without weights, and what Extra names. A model with other heads may lack its own.
-func (s *source) wanted(plain *Transformer) ([]*graph.Param, error) {
-	for _, name := range s.kept.extra {
-		t, ok := s.ck.Lookup(name)
-		switch {
-		case !ok:
-			return nil, fmt.Errorf("Extra names %q, the checkpoint has no tensor of that name", name)
-		case plain.params.Get(name) != nil:
-			return nil, fmt.Errorf("Extra names %q twice, or a tensor of the model's own", name)
-		}
-		if _, err := plain.params.Add(name, graph.T(dtype.Float32, t.Shape()...), false); err != nil {
-			return nil, err
-		}
-	}
-	params := plain.params.All()
-	if _, hasHead := s.lookup(headName); !hasHead && (s.bare || len(s.kept.extra) > 0) {
-		params = slices.DeleteFunc(slices.Clone(params), func(p *graph.Param) bool { return p.Name == headName })
-	}
-	return params, nil
-}
-
-// foreign says, for an error, how tensors that belong to no model are opened.
-func (s *source) foreign(unexpected []string) string {
-	unexpected = slices.DeleteFunc(slices.Clone(unexpected), func(name string) bool { return strings.HasPrefix(name, modelScope) })
-	if len(unexpected) == 0 || s.gguf != nil || s.bare {
-		return ""
-	}
-	return fmt.Sprintf(" (a head of one's own is opened with Extra: %s)", strings.Join(unexpected, ", "))
 }
 
 // untie takes back tie_word_embeddings where the file has a table and another

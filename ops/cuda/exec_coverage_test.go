@@ -21,7 +21,7 @@ func TestExecutorCoversGoldenAttention(t *testing.T) {
 	dirs, err := filepath.Glob("../../models/testdata/golden/*")
 	require.NoError(t, err)
 	require.NotEmpty(t, dirs)
-	mine := []string{"attention", "paged_attention", "append_pages", "append_rotary", "rotary", "merge_states", "rmsnorm", "layernorm", "swiglu", "geglu", "add", "embedding"}
+	mine := []string{"attention", "paged_attention", "append_pages", "append_rotary", "rotary", "merge_states", "rmsnorm", "layernorm", "swiglu", "geglu", "add", "affine", "split", "softcap", "embedding"}
 	for _, dir := range dirs {
 		if slices.Contains([]string{"deepseek_v3", "kimi_linear"}, filepath.Base(dir)) {
 			continue // latents and KDA states
