@@ -13,8 +13,10 @@ import (
 // default routers and norms stay as they are, and there is no size threshold.
 // Linears that FP8 has taken stay FP8; weights stored as bfloat16 take part and
 // are read as they are. Attention multiplies in bf16 too (see ops.AttentionOp),
-// unless Include says what alone does; that on pages does not.
+// unless Include says what alone does, and so does that on pages, for requests of
+// more than one query (see ops.PagedAttentionOp).
 func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
+	dense := attention(func(o *ops.AttentionOp) { o.BF16 = true })
 	p := pass{
 		name: "bf16", mode: "products of bf16, sums of " + b.Float().String(), done: []string{"bf16_linear", "fp8_linear", "fp8_weight_linear"},
 		minSize: 1, keeps: []role{router, norm},
@@ -22,7 +24,13 @@ func BF16(b *graph.Builder, f Filter) (*graph.Builder, *Report, error) {
 		build: func(n *graph.Node, in []*graph.Node) *graph.Node {
 			return ops.BF16LinearAs(n.Label(), in[0], in[1], in[2:]...)
 		},
-		others: attention(func(o *ops.AttentionOp) { o.BF16 = true }),
+		others: func(n *graph.Node, in []*graph.Node) []*graph.Node {
+			if o, ok := n.Op().(ops.PagedAttentionOp); ok && !o.BF16 {
+				o.BF16 = true
+				return graph.ApplyAll(n.Label(), o, in...)
+			}
+			return dense(n, in)
+		},
 	}
 	nb, report, err := p.run(b, f, nil)
 	if err != nil {

@@ -80,6 +80,29 @@ func TestBF16KeepsTheGraph(t *testing.T) {
 	require.EqualError(t, err, "autocast: BF16: graph: the builder is missing: New makes one")
 }
 
+// TestBF16OfPages: attention on pages multiplies in bf16, and not by BF16x6.
+func TestBF16OfPages(t *testing.T) {
+	b := graph.New()
+	i32 := func(name string, n int) *graph.Node { return b.Input(name, dtype.Int32, n) }
+	pool := b.State("pool", dtype.BFloat16, 3, 4, 2, 8)
+	ops.PagedAttention(b.Input("q", dtype.Float32, 5, 4, 8), pool, pool,
+		ops.Pages{QOIndptr: i32("qo", 2), Indptr: i32("indptr", 2), Indices: i32("indices", 3), LastPageLen: i32("last", 1)}, ops.PagedAttentionOp{Causal: true})
+	require.NoError(t, b.Err())
+	for i, cast := range []func(*graph.Builder, autocast.Filter) (*graph.Builder, *autocast.Report, error){autocast.BF16, autocast.BF16x6} {
+		nb, _, err := cast(b, autocast.Filter{})
+		require.NoError(t, err)
+		require.NoError(t, graph.Verify(nb))
+		paged := 0
+		for _, n := range nb.Nodes() {
+			if o, ok := n.Op().(ops.PagedAttentionOp); ok {
+				require.Equal(t, i == 0, o.BF16)
+				paged++
+			}
+		}
+		require.Equal(t, 1, paged)
+	}
+}
+
 func TestBF16x6KeepsTheGraph(t *testing.T) {
 	fp8, _, err := autocast.FP8(lossGraph(t, newModel(t, tiny)), autocast.Options{Filter: autocast.Filter{Include: []string{"*.mlp.*"}}})
 	require.NoError(t, err)

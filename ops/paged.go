@@ -196,6 +196,7 @@ type PagedAttentionOp struct {
 	Scale   float64 // 0: 1/sqrt(D)
 	Window  int
 	Softcap float64
+	BF16    bool // natively, as AttentionOp has it, for requests of more than one query
 }
 
 // MaxPagedHeadDim is the largest head dim of PagedAttentionOp: latents that are
@@ -283,7 +284,7 @@ func pagedAttention[T native.Float](c *graph.Call) error {
 		Table: native.PageTable{PageSize: k.Shape[1], Indptr: graph.Data[int32](c.In[4]), Indices: graph.Data[int32](c.In[5]),
 			LastPageLen: graph.Data[int32](c.In[6])},
 		T: q.Shape[0], Hq: q.Shape[1], Hkv: k.Shape[2], D: last(q.Type), Dv: last(v.Type),
-		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window,
+		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window, BF16: o.BF16,
 	}
 	var kSteps, vSteps []graph.Tensor
 	if len(c.In) == 9 {

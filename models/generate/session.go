@@ -39,9 +39,10 @@ type Options struct {
 	// Logprobs makes every step compute the log-probability of what it draws.
 	Logprobs bool
 
-	// Compute is the type of the products of the linears: Float32, the default,
-	// or BFloat16, with activations rounded to it and sums in float32, of weights
-	// in float32 or bfloat16 (see autocast.BF16). That is faster where the CPU
+	// Compute is the type of the products of the linears, and of a prompt's
+	// attention: Float32, the default, or BFloat16, with activations rounded to it
+	// and sums in float32, of weights in float32 or bfloat16 (see autocast.BF16; the
+	// attention of a single token stays float32). That is faster where the CPU
 	// multiplies bf16, for prompts above all; the logits of a token differ by as
 	// much as rounding its activations once a layer makes.
 	Compute dtype.DType

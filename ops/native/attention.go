@@ -85,6 +85,10 @@ type attnHeads[T Float] struct {
 	pages                        PageTable // paged keys: lengths come from here
 }
 
+// rounds says that the products of a sequence are of bf16: on pages those of a single
+// query, which the read of keys and values bounds, are not.
+func (h *attnHeads[T]) rounds(s attnSeq) bool { return h.bf16 && (h.pages.PageSize == 0 || s.lq > 1) }
+
 func headsOf[T Float](a *AttentionArgs[T]) attnHeads[T] {
 	return attnHeads[T]{
 		b: a.B, lq: a.Lq, lk: a.Lk, hq: a.Hq, hkv: a.Hkv, g: a.Hq / max(a.Hkv, 1), d: a.D, dv: a.Dv,

@@ -67,16 +67,6 @@ func splitTiles(m, n, words int, a []float32, lda int, b []float32, panel int, a
 	t.runTiles()
 }
 
-// splitAlong makes words of rows of src, in rows, and returns those that are alone.
-func splitAlong(dst []float32, ldd int, src []float32, lds, rows, d int, least, most float32) (alone []int) {
-	for r := range rows {
-		if isAlone(math.Float32frombits(splitRow(&dst[r*ldd], &src[r*lds], d)), least, most) {
-			alone = append(alone, r)
-		}
-	}
-	return alone
-}
-
 // isAlone says that parts cannot stand for numbers up to top.
 func isAlone(top, least, most float32) bool { return top != 0 && !(top >= least && top <= most) }
 
@@ -131,20 +121,40 @@ func joined(words []float32, i, stride int) (x float32) {
 	return x
 }
 
-// splitTurned makes rows of words along rows of src, one for each of d columns. Rows
-// that come from far come sooner here than in splitAlong.
-func splitTurned(dst []float32, ldd int, src []float32, lds, rows, d int) {
-	words := splitWords(rows)
-	block, tops := takeScratch[float32](words*pairCols), newTops(d)
-	source := pairSource{wide: src, ld: lds, k: rows, split: true, tops: tops}
-	for j := 0; j < d; j += pairCols {
-		source.packSplit(block, false, 0, words, j, min(pairCols, d-j), pairCols)
-		for q := 0; q < words; q += pairUnit {
-			transposeBlocks(unsafe.Pointer(&dst[j*ldd+q]), ldd*4, unsafe.Pointer(&block[q*pairCols]), pairCols*4, pairCols/pairUnit)
+// splitBothWays makes words of rows of src: along them, ldd apart, and, in turned, along
+// each of its d columns. It returns the rows that are alone.
+func splitBothWays(along []float32, ldd int, turned, src []float32, lds, rows, d int, least, most float32) (alone []int) {
+	width := wholeCols(d)
+	block := takeScratch[float32](splitStep * width)
+	for r := 0; r < rows; r += splitRun {
+		var tops [splitRun]float32
+		n := min(splitRun, rows-r)
+		if n == splitRun && d == width {
+			splitBoth(&along[r*ldd], ldd*4, &block[0], &src[r*lds], lds*4, d/pairCols, &tops)
+		} else {
+			down := newTops(width)
+			for i := range n {
+				tops[i] = math.Float32frombits(splitRow(&along[(r+i)*ldd], &src[(r+i)*lds], d))
+			}
+			for j := 0; j < d; j += pairCols {
+				splitRows(&block[splitStep*j], &src[r*lds+j], lds*4, n, min(pairCols, d-j), &down[j])
+			}
+			giveScratch(down)
+		}
+		at := turned[r/splitRun*splitStep:]
+		for j := 0; j < width; j += pairCols {
+			for q := 0; q < splitStep; q += pairUnit {
+				transposeBlocks(unsafe.Pointer(&at[j*attnSplitLd+q]), attnSplitLd*4, unsafe.Pointer(&block[splitStep*j+q*pairCols]), pairCols*4, pairCols/pairUnit)
+			}
+		}
+		for i, top := range tops {
+			if isAlone(top, least, most) {
+				alone = append(alone, r+i)
+			}
 		}
 	}
 	giveScratch(block)
-	giveScratch(tops)
+	return alone
 }
 
 // attnSplitTile are the words of one forward tile.
@@ -168,7 +178,7 @@ func (w *attnState[T]) openSplit() {
 	x.q, x.kt, x.v = cut(wholeCols(w.rows)*x.wd), cut(attnKeys*x.wd), cut(wholeCols(f.dv)*attnSplitWords)
 	x.s, x.p = cut(attnSplitStep*attnKeys), cut(attnSplitStep*attnSplitLd)
 	for r := range w.rows {
-		if len(splitAlong(x.q[r*x.wd:], 0, w.query(r), 0, 1, f.d, attnSplitLeast, attnSplitMost)) > 0 {
+		if isAlone(math.Float32frombits(splitRow(&x.q[r*x.wd], &w.query(r)[0], f.d)), attnSplitLeast, attnSplitMost) {
 			x.alone = append(x.alone, r)
 		}
 	}
@@ -335,10 +345,8 @@ func (w *attnGradState[T]) blockSplit(k []float32, ldk int, v []float32, ldv, he
 	at := (w.s.q0+i0)*g.hq + head
 	q, dout := float32s(g.q)[at*g.d:], float32s(g.dout)[at*g.dv:]
 	ldq, ldo := g.hq*g.d, g.hq*g.dv
-	splitTurned(x.qt, attnSplitLd, q, ldq, rows, g.d)
-	splitTurned(x.dt, attnSplitLd, dout, ldo, rows, g.dv)
-	x.queries = splitAlong(x.q, x.wd, q, ldq, rows, g.d, attnSplitLeast, attnSplitMost)
-	x.douts = splitAlong(x.dout, x.wdv, dout, ldo, rows, g.dv, attnDOutLeast, attnValuesMost)
+	x.queries = splitBothWays(x.q, x.wd, x.qt, q, ldq, rows, g.d, attnSplitLeast, attnSplitMost)
+	x.douts = splitBothWays(x.dout, x.wdv, x.dt, dout, ldo, rows, g.dv, attnDOutLeast, attnValuesMost)
 	for _, r := range x.queries {
 		takeOutSplit(x.qt, r, 1, g.d, rowAt)
 	}
@@ -353,7 +361,18 @@ func (w *attnGradState[T]) blockSplit(k []float32, ldk int, v []float32, ldv, he
 		if lo == hi {
 			continue
 		}
+		// dq of this step, and the next block's rows, come from far.
+		if !w.first {
+			fetchRows(unsafe.Pointer(&dq[r*ldq]), ldq*4, end-r, g.d*4)
+		}
+		next := min(end-r, w.s.lq-i0-attnGradRows-r)
+		if next > 0 {
+			fetchRows(unsafe.Pointer(&q[(attnGradRows+r)*ldq]), ldq*4, next, g.d*4)
+		}
 		splitTiles(end-r, hi-lo, x.wd, x.q[r*x.wd:], x.wd, x.kt[lo*x.wd:], pairCols*x.wd, false, x.s[lo:], attnKeys)
+		if next > 0 {
+			fetchRows(unsafe.Pointer(&dout[(attnGradRows+r)*ldo]), ldo*4, next, g.dv*4)
+		}
 		splitTiles(end-r, hi-lo, x.wdv, x.dout[r*x.wdv:], x.wdv, x.vt[lo*x.wdv:], pairCols*x.wdv, false, x.dp[lo:], attnKeys)
 		if alone {
 			eachAlone(x.queries, x.keys, r, end, lo, min(hi, n), func(i, j int) {

@@ -209,3 +209,118 @@ seen:
 	JNZ  block
 	VZEROUPPER
 	RET
+
+// TOP raises a vector of magnitudes to those of x and y; Z31 is all but the sign.
+#define TOP(x, y, top) \
+	VPANDD  x, Z31, Z9    \
+	VPANDD  y, Z31, Z10   \
+	VPMAXUD Z9, top, top  \
+	VPMAXUD Z10, top, top
+
+// func splitBoth(rows *float32, ld int, panels, src *float32, lds, blocks int, tops *[splitRun]float32)
+//
+// Words of three parts of 32 rows of 32*blocks numbers, both ways: along each row, ld
+// bytes apart, and, in a panel of 48 rows of 32 words for each 32 columns, down the
+// columns. Rows of src are lds bytes apart. tops gets the largest magnitude of each row.
+//	SI row i of src, R13 row 16+i, DI and BX their words, R10 pairs of both, R8 lds,
+//	R11 ld, R12 blocks, R9 tops, DX rows left, CX blocks left, AX bytes of src done
+//	Z27, Z28 magnitudes
+TEXT ·splitBoth(SB), NOSPLIT, $0-56
+	MOVQ rows+0(FP), DI
+	MOVQ ld+8(FP), R11
+	MOVQ src+24(FP), SI
+	MOVQ lds+32(FP), R8
+	MOVQ blocks+40(FP), R12
+	MOVQ tops+48(FP), R9
+	MOVQ R8, R13
+	SHLQ $4, R13
+	ADDQ SI, R13
+	MOVQ R11, BX
+	SHLQ $4, BX
+	ADDQ DI, BX
+	HALVES
+	VPTERNLOGD $0xFF, Z31, Z31, Z31
+	VPSRLD $1, Z31, Z31
+	MOVQ $16, DX
+	MOVQ panels+16(FP), R10
+
+pair:
+	VPXORQ Z27, Z27, Z27
+	VPXORQ Z28, Z28, Z28
+	MOVQ   R12, CX
+	XORL   AX, AX
+	PUSHQ  R10
+	PUSHQ  DI
+	PUSHQ  BX
+
+block:
+	VMOVUPS (SI)(AX*1), Z0
+	VMOVUPS 64(SI)(AX*1), Z1
+	VMOVUPS (R13)(AX*1), Z2
+	VMOVUPS 64(R13)(AX*1), Z3
+	TOP(Z0, Z1, Z27)
+	TOP(Z2, Z3, Z28)
+	SPLITOF(0, 1, Z0, Z1, 6, 7, Z6, Z7, Z8, Z9, Z10)
+	STORE3(Z6, Z7, Z8, (DI), 64(DI), 128(DI))
+	SPLITOF(2, 3, Z2, Z3, 11, 12, Z11, Z12, Z13, Z14, Z15)
+	STORE3(Z11, Z12, Z13, (BX), 64(BX), 128(BX))
+	ACROSS(Z6, Z11, Z0, Z1, 0)
+	ACROSS(Z7, Z12, Z2, Z3, 2048)
+	ACROSS(Z8, Z13, Z9, Z10, 4096)
+	ADDQ $128, AX
+	ADDQ $192, DI
+	ADDQ $192, BX
+	ADDQ $6144, R10
+	DECQ CX
+	JNZ  block
+
+	POPQ BX
+	POPQ DI
+	POPQ R10
+	ADDQ R11, BX
+	ADDQ R11, DI
+	ADDQ $128, R10
+	ADDQ R8, SI
+	ADDQ R8, R13
+
+	// The magnitudes of both rows, each in half a vector.
+	VSHUFI64X2 $0x44, Z28, Z27, Z0
+	VSHUFI64X2 $0xEE, Z28, Z27, Z1
+	VPMAXUD    Z1, Z0, Z0
+	VSHUFI64X2 $0xB1, Z0, Z0, Z1
+	VPMAXUD    Z1, Z0, Z0
+	VPSHUFD    $0x4E, Z0, Z1
+	VPMAXUD    Z1, Z0, Z0
+	VPSHUFD    $0xB1, Z0, Z1
+	VPMAXUD    Z1, Z0, Z0
+	VMOVD      X0, (R9)
+	VEXTRACTI64X4 $1, Z0, Y1
+	VMOVD      X1, 64(R9)
+	ADDQ $4, R9
+	DECQ DX
+	JNZ  pair
+	VZEROUPPER
+	RET
+
+// func fetchRows(p unsafe.Pointer, stride, rows, n int)
+//
+// It asks for n bytes of each of rows > 0 rows, into the second level cache.
+TEXT ·fetchRows(SB), NOSPLIT, $0-32
+	MOVQ p+0(FP), SI
+	MOVQ stride+8(FP), R8
+	MOVQ rows+16(FP), DX
+	MOVQ n+24(FP), R9
+
+row:
+	MOVQ SI, DI
+	MOVQ R9, CX
+
+line:
+	PREFETCHT1 (DI)
+	ADDQ $64, DI
+	SUBQ $64, CX
+	JG   line
+	ADDQ R8, SI
+	DECQ DX
+	JNZ  row
+	RET

@@ -38,7 +38,7 @@ func (k kvForm) size() int {
 // decodes says that decode can compute the parts of a sequence.
 func (f *attnForward[T]) decodes(s attnSeq) bool {
 	var z T
-	return unsafe.Sizeof(z) == 4 && gemmKernel >= avx512Kernel && s.lq == 1 && f.mask.Keep == nil && !f.bf16 &&
+	return unsafe.Sizeof(z) == 4 && gemmKernel >= avx512Kernel && s.lq == 1 && f.mask.Keep == nil && !f.rounds(s) &&
 		f.d > 0 && f.d%16 == 0 && f.dv > 0 && f.dv%64 == 0
 }
 

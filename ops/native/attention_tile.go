@@ -32,6 +32,7 @@ type attnState[T Float] struct {
 	seen [attnSplitRows]bool
 
 	step    attnWordStep
+	rounds  bool // products are of bf16
 	inPairs bool // products go through words
 	pairs   attnPairs
 	inSplit bool // products go through words of three parts
@@ -49,7 +50,8 @@ func (w *attnState[T]) open() {
 	clear(w.o)
 	clear(w.l)
 	fill(w.m, T(math.Inf(-1)))
-	if w.inPairs = f.multipliesPairs(); w.inPairs {
+	w.rounds = f.rounds(w.s)
+	if w.inPairs = w.rounds && f.multipliesPairs(); w.inPairs {
 		w.openPairs()
 		return
 	}
@@ -61,7 +63,7 @@ func (w *attnState[T]) open() {
 		i, head := w.row(r)
 		copy(w.q[r*f.d:(r+1)*f.d], f.q[((w.s.q0+i)*f.hq+head)*f.d:])
 	}
-	if f.bf16 {
+	if w.rounds {
 		roundBF16(w.q, w.q)
 	}
 }
@@ -91,7 +93,7 @@ func (w *attnState[T]) attend(j0, n int) {
 		step = attnStep
 	}
 	k, ldk := f.kv.rows(&f.kv.k, w.s, w.hk, j0, n, w.k)
-	if f.bf16 {
+	if w.rounds {
 		k, ldk = roundRows(w.k, k, ldk, n, f.d)
 	}
 	few := w.rows <= gemmFew // to whom turning the keys does not pay
@@ -111,7 +113,7 @@ func (w *attnState[T]) attend(j0, n int) {
 		}
 	}
 	v, ldv := f.kv.rows(&f.kv.v, w.s, w.hk, j0, n, w.v)
-	if f.bf16 {
+	if w.rounds {
 		v, ldv = roundRows(w.v, v, ldv, n, f.dv)
 	}
 	if view == attnPart {
@@ -291,7 +293,7 @@ func (w *attnState[T]) softmaxRow(r, j0, from, to int, view attnView) {
 		base = 0 // every score so far is -Inf: exp keeps them 0
 	}
 	w.l[r] += T(expSubSum(p, p, base))
-	if f.bf16 {
+	if w.rounds {
 		roundBF16(p, p)
 	}
 }

@@ -76,6 +76,11 @@ func expSplit(words *float32, ld int, s *float32, rows, stride, blocks int, scal
 
 func softmaxGradSplit(rows *splitGradStep) {}
 
+func splitBoth(rows *float32, ld int, panels, src *float32, lds, blocks int, tops *[splitRun]float32) {
+}
+
+func fetchRows(p unsafe.Pointer, stride, rows, n int) {}
+
 func pairBothBF16(cols *float32, ldc int, rows *float32, ldr int, src *float32, lds, n, width int) (top uint16) {
 	return 0
 }

@@ -64,6 +64,7 @@ type PagedArgs[T Float] struct {
 	Causal  bool
 	Window  int
 	Sinks   []T
+	BF16    bool // as AttentionArgs has it, for requests of more than one query
 }
 
 // PagedAttention is Attention with the keys and values of a request in pages.
@@ -77,7 +78,7 @@ func PagedAttention[T Float](a PagedArgs[T]) {
 		attnHeads: attnHeads[T]{
 			b: len(a.QIndptr) - 1, lq: a.T, hq: a.Hq, hkv: a.Hkv, g: a.Hq / max(a.Hkv, 1), d: a.D, dv: a.Dv,
 			scale: scoreScale[T](a.Scale, a.D), softcap: T(a.Softcap),
-			causal: a.Causal, window: a.Window, qIndptr: a.QIndptr, pages: a.Table,
+			causal: a.Causal, bf16: a.BF16, window: a.Window, qIndptr: a.QIndptr, pages: a.Table,
 		},
 		q: a.Q, out: a.Out, lse: a.LSE, sinks: a.Sinks,
 		kv: kvSource[T]{

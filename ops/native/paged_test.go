@@ -74,7 +74,7 @@ func pagedArgsOf[T Float](c pagedCase) PagedArgs[T] {
 		Out: optest.Poison(make([]T, c.t*a.Hq*a.Dv)), LSE: optest.Poison(make([]T, c.t*a.Hq)),
 		Q: optest.Cast[T](c.q), K: optest.Cast[T](c.k), V: optest.Cast[T](c.v),
 		QIndptr: c.truth.QO, Table: c.table(), T: c.t, Hq: a.Hq, Hkv: a.Hkv, D: a.D, Dv: a.Dv,
-		Scale: a.Scale, Softcap: a.Softcap, Causal: a.Causal, Window: a.Window, Sinks: optest.Cast[T](a.Sinks),
+		Scale: a.Scale, Softcap: a.Softcap, Causal: a.Causal, Window: a.Window, Sinks: optest.Cast[T](a.Sinks), BF16: attnInBF16,
 	}
 }
 
@@ -151,20 +151,50 @@ func TestPagedAttentionAgainstOracle(t *testing.T) {
 	t.Logf("largest rms error: %.2f unit roundoffs", worst)
 }
 
+// TestPagedAttentionBF16 holds products of bf16 to the oracle on rounded operands,
+// and requests of one query to the bits of float32, with every kernel set.
+func TestPagedAttentionBF16(t *testing.T) {
+	defer func() { attnInBF16 = false }()
+	kernelsUpTo(t, amxKernel, func(t *testing.T) {
+		for name, c := range pagedCases() {
+			t.Run(name, func(t *testing.T) {
+				c.q, c.k, c.v = optest.BF16.Round(c.q), optest.BF16.Round(c.k), optest.BF16.Round(c.v)
+				out, lse := c.truth.Forward(c.q, c.k, c.v)
+				attnInBF16 = false
+				plain := pagedArgsOf[float32](c)
+				PagedAttention(plain)
+				attnInBF16 = true
+				got := pagedArgsOf[float32](c)
+				PagedAttention(got)
+				optest.RequireClose(t, "out", got.Out, out, optest.BFloat16, attnBF16Bound)
+				optest.RequireClose(t, "lse", got.LSE, lse, optest.Float32, 10)
+				for r := range len(c.truth.QO) - 1 {
+					if q0, width := int(c.truth.QO[r]), c.truth.Hq*c.truth.Dv; int(c.truth.QO[r+1]) == q0+1 {
+						require.Equal(t, plain.Out[q0*width:][:width], got.Out[q0*width:][:width], "request %d", r)
+					}
+				}
+			})
+		}
+	})
+}
+
 // A request alone has the bits it has in a batch.
 func TestPagedRequestAloneIsBitEqual(t *testing.T) {
+	defer func() { attnInBF16 = false }()
 	for name, c := range pagedCases() {
 		t.Run(name, func(t *testing.T) {
-			batch := pagedArgsOf[float32](c)
-			PagedAttention(batch)
-			for r := range len(c.truth.QO) - 1 {
-				one := c.request(r)
-				alone := pagedArgsOf[float32](one)
-				PagedAttention(alone)
-				q0, width := int(c.truth.QO[r]), c.truth.Hq*c.truth.Dv
-				require.Equal(t, alone.Out, batch.Out[q0*width:][:one.t*width], "request %d", r)
-				for h := range c.truth.Hq {
-					require.Equal(t, alone.LSE[h*one.t:(h+1)*one.t], batch.LSE[h*c.t+q0:][:one.t], "request %d", r)
+			for _, attnInBF16 = range []bool{false, true} {
+				batch := pagedArgsOf[float32](c)
+				PagedAttention(batch)
+				for r := range len(c.truth.QO) - 1 {
+					one := c.request(r)
+					alone := pagedArgsOf[float32](one)
+					PagedAttention(alone)
+					q0, width := int(c.truth.QO[r]), c.truth.Hq*c.truth.Dv
+					require.Equal(t, alone.Out, batch.Out[q0*width:][:one.t*width], "request %d", r)
+					for h := range c.truth.Hq {
+						require.Equal(t, alone.LSE[h*one.t:(h+1)*one.t], batch.LSE[h*c.t+q0:][:one.t], "request %d", r)
+					}
 				}
 			}
 		})
@@ -177,11 +207,14 @@ func TestPagedEqualsDense(t *testing.T) {
 	c := newPagedCase(t.Name(), a, 16, []int32{70}, []int32{150})
 	k, _ := c.truth.Table.Gather(c.k, a.Hkv*a.D)
 	v, _ := c.truth.Table.Gather(c.v, a.Hkv*a.Dv)
-	dense := runAttention(t, a, c.q, k, v, nil)
-	paged := pagedArgsOf[float32](c)
-	PagedAttention(paged)
-	require.Equal(t, dense.Out, paged.Out)
-	require.Equal(t, dense.LSE, paged.LSE)
+	defer func() { attnInBF16 = false }()
+	for _, attnInBF16 = range []bool{false, true} {
+		dense := runAttention(t, a, c.q, k, v, nil)
+		paged := pagedArgsOf[float32](c)
+		PagedAttention(paged)
+		require.Equal(t, dense.Out, paged.Out)
+		require.Equal(t, dense.LSE, paged.LSE)
+	}
 }
 
 // inOrder is the case with the pages of each request one behind the other.
