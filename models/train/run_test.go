@@ -346,11 +346,11 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	require.NoError(t, err)
 	step := filepath.Join(first.dir, stepName(20))
 	for want, change := range map[string]func(o *Options){
-		"option batch must be 2 as in the run so far, got 3":                   func(o *Options) { o.Batch = 3 },
-		"option lr must be 0.05 as in the run so far, got 0.06":                func(o *Options) { o.LR = 0.06 },
-		`option compute must be "f32" as in the run so far, got "bf16"`:        func(o *Options) { o.Compute = BF16 },
-		`option schedule must be "cosine" as in the run so far, got "linear"`:  func(o *Options) { o.Schedule = Linear },
-		"option seed must be 0 as in the run so far, got 18446744073709551615": func(o *Options) { o.Seed = math.MaxUint64 },
+		"option batch must be 2 as in the run so far, got 3":                                        func(o *Options) { o.Batch = 3 },
+		"option lr must be 0.05 as in the run so far, got 0.06":                                     func(o *Options) { o.LR = 0.06 },
+		`option compute must be "` + string(first.Compute()) + `" as in the run so far, got "bf16"`: func(o *Options) { o.Compute = BF16 },
+		`option schedule must be "cosine" as in the run so far, got "linear"`:                       func(o *Options) { o.Schedule = Linear },
+		"option seed must be 0 as in the run so far, got 18446744073709551615":                      func(o *Options) { o.Seed = math.MaxUint64 },
 	} {
 		o := o
 		change(&o)

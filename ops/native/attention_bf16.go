@@ -36,9 +36,9 @@ func (w *attnState[T]) openPairs() {
 	f, x := w.f, &w.pairs
 	x.wd, x.ldv = ceilDiv(f.d, 2), wholeCols(f.dv)
 	line := max(attnKeys*x.wd, x.ldv)
-	x.buf = takeScratch[float32]((w.rows+attnKeys)*x.wd + line + attnKeys/2*x.ldv + attnStep*attnKeys*3/2)
+	x.buf = takeScratch[float32]((wholeCols(w.rows)+attnKeys)*x.wd + line + attnKeys/2*x.ldv + attnStep*attnKeys*3/2)
 	cut := cutter(x.buf)
-	x.q, x.kt, x.line = cut(w.rows*x.wd), cut(attnKeys*x.wd), cut(line)
+	x.q, x.kt, x.line = cut(wholeCols(w.rows)*x.wd), cut(attnKeys*x.wd), cut(line)
 	x.v, x.s, x.p = cut(attnKeys/2*x.ldv), cut(attnStep*attnKeys), cut(attnStep*attnKeys/2)
 	q := float32s(f.q)
 	for r := range min(f.g, w.rows) { // rows of a head are f.g apart

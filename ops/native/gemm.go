@@ -72,7 +72,7 @@ func (g *gemmArgs[T]) compute() {
 		g.half = ceilDiv(g.cut, g.mc)
 		g.mBlocks = g.half + ceilDiv(m-g.cut, g.mc)
 	}
-	if g.source.panels != nil && !g.tiles {
+	if g.source.panels != nil {
 		g.packed, g.packedK = any(g.source.panels).([]T), k
 	}
 	inPanels := g.packed != nil

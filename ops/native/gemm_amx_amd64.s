@@ -37,7 +37,8 @@
 //	DI args, whose rows, A, C and S move on with the rows; R10 rows left, R11 A,
 //	R12 C, R13 S, cols-8(SP) columns left, b-16(SP) B, R14 0: C is alpha times sums
 //	+ beta S, 1: it is the sums, 2: sums begin with it, R15 1: without a buffer between
-//	in the loop over k: SI A, DX A at row 16, CX rsa, BX B, AX rsb, R8 words left
+//	in the loop over k: SI A, DX A at row 16, CX rsa, BX B, AX rsb, R9 16 rsb, R8
+//	words left
 //	at the end: SI sums, 128 bytes a row, CX rows left, AX ldc, R9 lds
 //
 // The assembler knows none of the instructions. Their bytes are a VEX prefix
@@ -205,6 +206,8 @@ products:
 	MOVQ 32(DI), CX
 	MOVQ b-16(SP), BX
 	MOVQ 56(DI), AX
+	MOVQ AX, R9
+	SHLQ $4, R9
 	MOVQ 16(DI), R8
 	MOVQ CX, DX
 	SHLQ $4, DX
@@ -227,7 +230,7 @@ loop32:
 	TDPBF16(3, 5, 7)
 	ADDQ $64, SI
 	ADDQ $64, DX
-	ADDQ $2048, BX
+	ADDQ R9, BX
 	SUBQ $16, R8
 	JGE  loop32
 	JMP  end
@@ -243,7 +246,7 @@ loop16:
 	TILESTREAM(7, BX_AX, 64)
 	TDPBF16(1, 4, 7)
 	ADDQ $64, SI
-	ADDQ $2048, BX
+	ADDQ R9, BX
 	SUBQ $16, R8
 	JGE  loop16
 	JMP  end

@@ -96,9 +96,22 @@ func (w *pairArgs) free() {
 
 // pairProduct computes C = alpha op(A) B + beta C on the calling goroutine, with A
 // and B in words of which k counts: op(A) pairs along its rows, or, stored
-// transposed, down its columns, as B does.
+// transposed, down its columns, as B does. AMX takes what it can: 16 words a step of
+// operands that may be read beyond m and n, to whole blocks of 16 rows and 32 columns.
 func pairProduct(transA bool, m, n, k int, alpha float32, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int) {
 	if m <= 0 || n <= 0 {
+		return
+	}
+	if gemmKernel == amxKernel && !transA && k > 0 && k%amxWords == 0 && len(a) >= (ceilDiv(m, pairUnit)*pairUnit-1)*lda+k && len(b) >= (k-1)*ldb+wholeCols(n) {
+		var t tileArgs
+		t.rows, t.cols, t.k, t.alpha = m, n, k, alpha
+		t.a, t.rsa = unsafe.Pointer(&a[0]), lda*4
+		t.b, t.rsb, t.panels = unsafe.Pointer(&b[0]), ldb*4, pairCols*4
+		t.c, t.ldc = unsafe.Pointer(&c[0]), ldc*4
+		if beta != 0 {
+			t.s, t.lds, t.beta = t.c, t.ldc, beta
+		}
+		t.runTiles()
 		return
 	}
 	g := gemmOperands[float32]{

@@ -107,6 +107,38 @@ func TestBF16x6WordsAreThePartsOfANumber(t *testing.T) {
 	}
 }
 
+// TestBF16x6WordsBothWays: words of rows and of columns made in one pass are those of
+// each row, and of each column, alone.
+func TestBF16x6WordsBothWays(t *testing.T) {
+	if !multipliesPairs[float32]() {
+		t.Skip("no instruction for bf16")
+	}
+	r := rand.New(rand.NewPCG(1, 16))
+	for _, rows := range []int{1, 32, 50, 128} {
+		for _, d := range []int{5, 32, 64, 96, 100} {
+			lds, ldd := d+3, splitWords(d)
+			src := normals[float32](r, rows*lds)
+			src[rows/2*lds+d/2] = attnSplitMost * 2
+			along, turned := nans[float32](rows*ldd), nans[float32](wholeCols(d)*attnSplitLd)
+			require.Equal(t, []int{rows / 2}, splitBothWays(along, ldd, turned, src, lds, rows, d, attnSplitLeast, attnSplitMost))
+			requireGuard(t, along)
+			want := make([]float32, ldd)
+			for i := range rows {
+				splitRow(&want[0], &src[i*lds], d)
+				requireSameBits(t, want, along[i*ldd:][:ldd])
+			}
+			column, want := make([]float32, rows), make([]float32, splitWords(rows))
+			for j := range d {
+				for i := range column {
+					column[i] = src[i*lds+j]
+				}
+				splitRow(&want[0], &column[0], rows)
+				requireSameBits(t, want, turned[j*attnSplitLd:][:len(want)])
+			}
+		}
+	}
+}
+
 // TestBF16x6ProductsAgainstLoops compares every transpose with float64 loops, and
 // exactly with the chain that the tile is said to be. Without AMX they are Gemm's.
 func TestBF16x6ProductsAgainstLoops(t *testing.T) {
