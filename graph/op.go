@@ -97,9 +97,11 @@ func (c *Call) Param(i int) *Param {
 	return c.node.in[i].param
 }
 
-// Fed reports whether input i is given to each run, and not computed in the graph:
-// what is wrong with its numbers is the caller's doing.
-func (c *Call) Fed(i int) bool { return c.node != nil && i < len(c.node.in) && c.node.in[i].feed() }
+// Fed reports whether input i, or what it is a view of, is given to each run, and not
+// computed in the graph: what is wrong with its numbers is the caller's doing.
+func (c *Call) Fed(i int) bool {
+	return c.node != nil && i < len(c.node.in) && c.node.in[i].root().feed()
+}
 
 var registry = struct {
 	sync.RWMutex

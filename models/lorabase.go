@@ -84,9 +84,10 @@ func (ad *Adapted) checkBase(dir, was string) error {
 const digestRow, digestPlaces = 1024, 4
 
 // baseDigest tells the model under the adapters from others of its shape: it is over
-// names, shapes and samples of all weights that are not trained, as float32 where they are stored as
-// floats of 16 bits or more, so that widening does not change it. Training moves
-// numbers all over a weight; that a change of a few is seen is not certain.
+// names, shapes and samples of all weights that are not trained, as float32 where
+// they are stored as floats of 16 bits or more, so that widening does not change it.
+// Training moves numbers all over a weight; that a change of a few is seen is not
+// certain.
 func (ad *Adapted) baseDigest() (string, error) {
 	if err := ad.hold(); err != nil {
 		return "", err

@@ -101,7 +101,7 @@ func TestSlotsRefuseADecayThatIsNone(t *testing.T) {
 	const tokens, heads, dk, dv = 61, 2, 16, 24
 	run := func(computed bool, at int, value float64) (o, pool []float64, err error) {
 		b := graph.New(graph.Float(dtype.Float64))
-		g := b.Input("g", b.Float(), tokens, heads, dk)
+		g := ops.Reshape(b.Input("g", b.Float(), tokens, heads*dk), tokens, heads, dk)
 		if computed {
 			g = ops.Affine(g, 1, 0)
 		}

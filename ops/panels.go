@@ -39,9 +39,9 @@ func (w *weightPanels) current() *filledPanels {
 }
 
 // panelsOf are the panels of the weight of a linear, its input 1, none where there
-// are none of its value, and those of the launch after it. The call keeps where they are found: between two launches
-// of a token every look at memory that the weights have driven out of the caches
-// counts.
+// are none of its value, and those of the launch after it. The call keeps where they
+// are found: between two launches of a token every look at memory that the weights
+// have driven out of the caches counts.
 func panelsOf(c *graph.Call) (panels []byte, after native.After) {
 	w, ok := c.Kept.(*weightPanels)
 	if !ok {

@@ -242,8 +242,9 @@ func (s *Session) Add(prompt []int32, o Sampling) (*Request, error) {
 // Follow is Add for a prompt that begins as the text of r does, a turn of a chat
 // for one: the new request takes over the keys and values of the tokens that
 // both begin with and reads the others alone. r ends, like with Remove, unless
-// there is an error; where it is nil or has ended, Follow is Add. A model with recurrent states cannot go back in a text: it
-// takes over all that r has read, or nothing.
+// there is an error; where it is nil or has ended, Follow is Add. A model with
+// recurrent states cannot go back in a text: it takes over all that r has read, or
+// nothing.
 func (s *Session) Follow(r *Request, prompt []int32, o Sampling) (*Request, error) {
 	if err := s.check(prompt, o); err != nil {
 		return nil, err
