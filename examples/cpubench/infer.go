@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -50,23 +48,12 @@ func inferModel() (dir string, err error) {
 	return dir, nil
 }
 
-// pair is the time of a token beside that of a read of the weights, which
-// bounds it: both the mean over a text's tokens, one right after the other,
-// since what memory gives can change from second to second.
-type pair struct{ token, read float64 }
-
-// middle is the pair of the median ratio: some pairs lie across a change.
-func middle(pairs []pair) pair {
-	s := slices.Clone(pairs)
-	slices.SortFunc(s, func(a, b pair) int { return cmp.Compare(a.token/a.read, b.token/b.read) })
-	return s[len(s)/2]
-}
-
-// infer adds one round of ours and gives the pairs with those of its texts.
-func infer(ctx context.Context, dir string, ours times, pairs []pair) ([]pair, error) {
+// infer adds one round of ours. A token stands beside a read of the weights,
+// which bounds it: both the mean over a text's tokens, one right after the other.
+func infer(ctx context.Context, dir string, ours times, floor *turns) error {
 	m, err := models.Open(filepath.Join(dir, "model"))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer m.Close() // only read
 	weights := 0
@@ -83,22 +70,22 @@ func infer(ctx context.Context, dir string, ours times, pairs []pair) ([]pair, e
 	} {
 		s, err := generate.New(m, generate.Options{Context: 1024, Chunk: promptTokens, Compute: x.compute, Cache: x.cache})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for range 4 {
 			prefill, token, err := text(ctx, s)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			if x.prefill != "" {
 				ours.add(x.prefill, prefill)
 			} else {
 				ours.add("decode", token)
-				pairs = append(pairs, pair{token, readSeconds(weights)})
+				floor.add(token, readSeconds(weights))
 			}
 		}
 	}
-	return pairs, nil
+	return nil
 }
 
 // text is the time to the first token of a text and that of one after it.

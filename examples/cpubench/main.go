@@ -7,8 +7,8 @@
 //
 // Without -python, or where that has no torch, it prints ours alone. The time
 // of a thing is that of its fastest run over all rounds, which a busy machine
-// disturbs least (a token beside its floor: the middle one of pairs); still,
-// ratios of a busy machine are no record.
+// disturbs least; a token beside its floor, and our steps beside our step in
+// f32, are the middle of turns. Ratios of a busy machine are no record.
 package main
 
 import (
@@ -24,6 +24,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -105,12 +106,11 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		defer os.RemoveAll(model)
 	}
 	ours, theirs := times{}, times{}
-	var pairs []pair
+	floor, beside := &turns{}, map[string]*turns{} // of a token; of a step beside that in f32
 	for r := range c.rounds {
 		fmt.Fprintf(errOut, "cpubench: round %d of %d\n", r+1, c.rounds)
 		if model != "" {
-			var err error
-			if pairs, err = infer(ctx, model, ours, pairs); err != nil {
+			if err := infer(ctx, model, ours, floor); err != nil {
 				return err
 			}
 			if p != nil {
@@ -122,7 +122,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		if c.only == "infer" {
 			continue
 		}
-		if err := measure(ctx, c.text, ours); err != nil {
+		if err := measure(ctx, c.text, ours, beside); err != nil {
 			return err
 		}
 		if p != nil {
@@ -131,16 +131,16 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 			}
 		}
 	}
-	if len(pairs) > 0 {
-		p := middle(pairs)
-		ours["decode, floor"], theirs["decode, floor"] = p.token, p.read
+	if model != "" {
+		p := floor.middle()
+		ours["decode, floor"], theirs["decode, floor"] = p.ours, p.other
 	}
 	header := fmt.Sprintf("%s/%s, %d workers, kernels %s", runtime.GOOS, runtime.GOARCH, native.Workers(), native.GemmKernel())
 	if p != nil {
 		header += ", torch " + p.version
 	}
 	fmt.Fprintln(out, header+load())
-	return table(out, ours, theirs)
+	return table(out, ours, theirs, beside)
 }
 
 // load is the load of the machine where it can be read.
@@ -159,6 +159,23 @@ func (t times) add(work string, seconds float64) {
 	if old, ok := t[work]; !ok || seconds < old {
 		t[work] = seconds
 	}
+}
+
+// pair is two times of one moment, as nearly as can be: what memory gives, and how
+// far the cores are from each other, can change within seconds.
+type pair struct{ ours, other float64 }
+
+func (p pair) ratio() float64 { return p.ours / p.other }
+
+type turns []pair
+
+func (t *turns) add(ours, other float64) { *t = append(*t, pair{ours, other}) }
+
+// middle is the pair of the median ratio.
+func (t turns) middle() pair {
+	s := slices.Clone(t)
+	slices.SortFunc(s, func(a, b pair) int { return cmp.Compare(a.ratio(), b.ratio()) })
+	return s[len(s)/2]
 }
 
 // works are the rows of the table; flops turns a time into a rate, 0: none.
@@ -188,7 +205,7 @@ var works = []struct {
 }
 
 // table prints ours, theirs and how much of their time we take.
-func table(out io.Writer, ours, theirs times) error {
+func table(out io.Writer, ours, theirs times, beside map[string]*turns) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "work\tours ms\tpeer ms\tours/peer\tGFLOP/s\tpeer")
 	for _, x := range works {
@@ -209,8 +226,15 @@ func table(out io.Writer, ours, theirs times) error {
 		}
 		fmt.Fprintf(w, "%s\t%.2f\t%s\t%s\t%s\t%s\n", x.name, 1e3*o, peer, ratio, rate, x.peer)
 	}
-	if f32, ok := ours["step f32"]; ok {
-		fmt.Fprintf(w, "\nour steps of our f32: bf16 %.2f, fp8 %.2f\n", ours["step bf16"]/f32, ours["step fp8"]/f32)
+	if len(beside) > 0 {
+		said := "\nour steps of our f32, in turns:"
+		for _, x := range works {
+			if t := beside[x.name]; t != nil {
+				fmt.Fprintf(w, "%s %s %.2f", said, strings.TrimPrefix(x.name, "step "), t.middle().ratio())
+				said = ","
+			}
+		}
+		fmt.Fprintln(w)
 	}
 	return w.Flush()
 }

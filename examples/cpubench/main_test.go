@@ -15,7 +15,8 @@ func TestTable(t *testing.T) {
 	ours.add("sgemm 1024^3", 0.006)
 	ours.add("sgemm 1024^3", 0.004)
 	ours.add("sgemm 1024^3", 0.005)
-	require.NoError(t, table(&out, ours, times{"step f32": 0.2, "step bf16 compiled": 0.08, "sgemm 1024^3": 0.005}))
+	require.NoError(t, table(&out, ours, times{"step f32": 0.2, "step bf16 compiled": 0.08, "sgemm 1024^3": 0.005},
+		map[string]*turns{"step bf16": {{0.06, 0.1}}, "step fp8": {{0.08, 0.1}}}))
 	require.Equal(t, `work                ours ms  peer ms  ours/peer  GFLOP/s    peer
 step f32            100.00   200.00   0.50                  eager
 step bf16           60.00                                   autocast
@@ -23,15 +24,16 @@ step bf16 compiled  60.00    80.00    0.75                  autocast, torch.comp
 step fp8            80.00                                   
 sgemm 1024^3        4.00     5.00     0.80       537 / 429  mm
 
-our steps of our f32: bf16 0.60, fp8 0.80
+our steps of our f32, in turns: bf16 0.60, fp8 0.80
 `, out.String())
 }
 
-// A token across a change of what memory gives decides nothing.
+// A pair across a change of the machine decides nothing.
 func TestMiddle(t *testing.T) {
-	pairs := []pair{{5, 3}, {4, 3.5}, {4, 5}, {5, 4}, {6, 5}}
-	require.Equal(t, pair{6, 5}, middle(pairs))
-	require.Equal(t, pair{5, 3}, pairs[0], "order of the argument")
+	pairs := turns{{5, 3}, {4, 3.5}, {4, 5}, {5, 4}}
+	pairs.add(6, 5)
+	require.Equal(t, pair{6, 5}, pairs.middle())
+	require.Equal(t, pair{5, 3}, pairs[0], "the order stays")
 }
 
 func TestBadFlags(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"iter"
 	"math/rand/v2"
 
 	"github.com/seafan/seafan/autocast"
@@ -14,23 +15,11 @@ import (
 // This file measures ours: the steps of the demo's model and the two bodies
 // that decide them.
 
-// measure adds one round.
-func measure(ctx context.Context, text string, t times) error {
+// measure adds one round; beside are our steps beside that in f32.
+func measure(ctx context.Context, text string, t times, beside map[string]*turns) error {
 	products(t)
 	attention(t)
-	for _, s := range []struct {
-		work    string
-		compute train.Compute
-		fp8     bool
-	}{{"step f32", train.F32, false}, {"step f32 by bf16x6", train.BF16x6, false}, {"step bf16", train.BF16, false}, {"step fp8", train.BF16, true}} { // what FP8 leaves multiplies in bf16
-		if s.compute == train.BF16x6 && native.GemmKernel() != "amx" {
-			continue // it is f32
-		}
-		if err := steps(ctx, text, s.compute, s.fp8, func(seconds float64) { t.add(s.work, seconds) }); err != nil {
-			return err
-		}
-	}
-	return nil
+	return steps(ctx, text, t, beside)
 }
 
 // products are square ones: float32; float32 operands multiplied as bf16, which
@@ -86,9 +75,63 @@ func normals(n int) []float32 {
 	return x
 }
 
-// steps trains the demo's model for a moment and reports every step after the
-// first five, as cpu_train.py does.
-func steps(ctx context.Context, text string, compute train.Compute, fp8 bool, each func(seconds float64)) error {
+// steps trains the demo's model for a moment in each way, a step of each in turns,
+// and adds every step after the first five, as cpu_train.py does.
+func steps(ctx context.Context, text string, t times, beside map[string]*turns) error {
+	var works []string
+	var next []func() (float64, error, bool)
+	for _, x := range []struct {
+		work    string
+		compute train.Compute
+		fp8     bool
+	}{{"step f32", train.F32, false}, {"step f32 by bf16x6", train.BF16x6, false}, {"step bf16", train.BF16, false}, {"step fp8", train.BF16, true}} { // what FP8 leaves multiplies in bf16
+		if x.compute == train.BF16x6 && native.GemmKernel() != "amx" {
+			continue // it is f32
+		}
+		n, stop := iter.Pull2(stepsOf(ctx, text, x.compute, x.fp8))
+		defer stop()
+		works, next = append(works, x.work), append(next, n)
+	}
+	for {
+		var f32 float64
+		for i, work := range works {
+			seconds, err, ok := next[i]()
+			if err != nil || !ok {
+				return err
+			}
+			t.add(work, seconds)
+			if i == 0 {
+				f32 = seconds
+				continue
+			}
+			if beside[work] == nil {
+				beside[work] = &turns{}
+			}
+			beside[work].add(seconds, f32)
+		}
+	}
+}
+
+// stepsOf are the seconds of the steps of a training.
+func stepsOf(ctx context.Context, text string, compute train.Compute, fp8 bool) iter.Seq2[float64, error] {
+	return func(yield func(float64, error) bool) {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		stopped := false
+		err := trainFor(ctx, text, compute, fp8, func(seconds float64) {
+			if !stopped && !yield(seconds, nil) {
+				stopped = true
+				stop()
+			}
+		})
+		if err != nil && !stopped {
+			yield(0, err)
+		}
+	}
+}
+
+// trainFor trains and reports the seconds of every step after the first five.
+func trainFor(ctx context.Context, text string, compute train.Compute, fp8 bool, each func(seconds float64)) error {
 	m, err := models.New(models.Config{
 		Type: "llama", Vocab: 256, Hidden: 256, FFN: 1024, Layers: 4, Heads: 4, KVHeads: 4, HeadDim: 64,
 		Context: 128, NormEps: 1e-5, RopeTheta: 1e4,
