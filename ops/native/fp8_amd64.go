@@ -24,16 +24,29 @@ func fp8Amax(x []float32) (bits uint32, nan, taken int) {
 // fp8EncodeSome computes the codes of the first elements of x / step and returns
 // how many: none where a quotient is NaN.
 func fp8EncodeSome(codes []byte, x []float32, step float32, f *fp8Format) (taken int) {
-	if gemmKernel >= avx512Kernel {
-		if fp8EncodeAVX512(&codes[0], &x[0], step, len(x), f) {
-			return len(x)
+	if n := len(x) &^ 63; n > 0 && gemmKernel >= bf16Kernel && 0x1p-64 < step && step < 0x1p64 {
+		hi, lo := reciprocal(step)
+		if fp8EncodeVBMI(&codes[0], &x[0], hi, lo, n, f) {
+			taken = n
 		}
-		return 0
+	}
+	if gemmKernel >= avx512Kernel {
+		if n := len(x) - taken; n > 0 && fp8EncodeAVX512(&codes[taken], &x[taken], step, n, f) {
+			taken += n
+		}
+		return taken
 	}
 	if n := len(x) &^ 15; n > 0 && fp8EncodeAVX2(&codes[0], &x[0], step, n, f) {
 		return n
 	}
 	return 0
+}
+
+// reciprocal is 1/step as a sum of two numbers, right to 2^-48 of it.
+func reciprocal(step float32) (hi, lo float32) {
+	r := 1 / float64(step)
+	hi = float32(r)
+	return hi, float32(r - float64(hi))
 }
 
 // fp8DecodeSome computes the values of the first codes times step and returns
@@ -74,6 +87,13 @@ func fp8AmaxAVX512(x *float32, n int) (amax float32, nan int)
 //
 //go:noescape
 func fp8EncodeAVX512(codes *byte, x *float32, step float32, n int, f *fp8Format) bool
+
+// fp8EncodeVBMI computes the codes of x times hi + lo, n a positive multiple of 64.
+// It reports false, with codes that have no meaning, where one of the quotients is
+// infinite or NaN.
+//
+//go:noescape
+func fp8EncodeVBMI(codes *byte, x *float32, hi, lo float32, n int, f *fp8Format) bool
 
 // fp8DecodeAVX512 computes the values of codes times step; format is 0 for E4M3,
 // 1 for E5M2.

@@ -506,6 +506,33 @@ func BenchmarkFP8WeightLinear(b *testing.B) {
 	})
 }
 
+// Quotients a few units of roundoff from where codes change, and those that leave the
+// floats, get the codes of the portable body, which divides. A program that is not
+// kept tried every mantissa of a step at every tie: x hi + x lo is never on the other
+// side of it than x / step, though five quotients differ by a unit.
+func TestFP8QuotientsAtTies(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 500 {
+		step := math.Float32frombits(r.Uint32()&(1<<23-1) | uint32(127-66+r.IntN(133))<<23)
+		var x []float32
+		for tie := float32(1); tie < 32; tie += 2 {
+			at := math.Float32bits(step * tie * float32(math.Ldexp(1, r.IntN(36)-20)))
+			for d := range uint32(17) {
+				x = append(x, math.Float32frombits(at+d-8|r.Uint32()<<31))
+			}
+		}
+		for _, also := range [][]float32{nil, {math.MaxFloat32, -math.MaxFloat32}, {float32(math.Inf(-1)), float32(math.NaN())}} {
+			copy(x[64:], also)
+			for f, form := range fp8Formats {
+				want, got := make([]byte, len(x)), make([]byte, len(x))
+				encode(form, want, x, step)
+				fp8Encode(got, x, step, FP8(f))
+				require.Equal(t, want, got, "step %v", step)
+			}
+		}
+	}
+}
+
 func TestFP8TensorQuantizeCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{0, 1, fp8Unit, 2*fp8Unit + 7} {
