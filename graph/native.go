@@ -66,6 +66,7 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 			r, err = nil, fmt.Errorf("graph: Native: an arena of %s and parameters of %s cannot be had: %v", sizeText(p.Arena), sizeText(p.ParamBytes()), e)
 		}
 	}()
+	var states []*Param // without memory
 	for _, n := range p.nodes {
 		if n.param != nil {
 			if !n.param.HasValue() {
@@ -78,6 +79,9 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 				if err := CheckMemory("a state ("+n.param.Name+")", n.typ.Bytes()); err != nil {
 					return nil, fmt.Errorf("graph: Native: %w", err)
 				}
+				if !n.param.Allocated() {
+					states = append(states, n.param)
+				}
 			}
 		}
 	}
@@ -89,6 +93,7 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 	if err := CheckMemory("an arena", p.Arena); err != nil {
 		return nil, fmt.Errorf("graph: Native: %w", err)
 	}
+	placeStates(states)
 	r.arena = alignedBytes(p.Arena)
 	r.fillPoison()
 	for _, n := range p.nodes {

@@ -51,6 +51,25 @@ func (p *Param) Tensor() Tensor {
 	return Tensor{p.Type, p.mem}
 }
 
+// placeStates gives states without memory a piece of one in the order in which they
+// come: one decoded token reads a part of each, and in pages of 4 KB, which is what
+// pieces of less than a large page lie in, it waits for a translation every 4 KB.
+func placeStates(states []*Param) {
+	end := make([]int, 1, len(states)+1) // in cache lines
+	for _, p := range states {
+		end = append(end, end[len(end)-1]+(p.Type.Bytes()+63)/64)
+	}
+	mem := sparseBytes(64 * end[len(states)])
+	for i, p := range states {
+		at, to := 64*end[i], 64*end[i]+p.Type.Bytes()
+		p.memMu.Lock()
+		if p.mem == nil {
+			p.mem = mem[at:to:to]
+		}
+		p.memMu.Unlock()
+	}
+}
+
 // allows refuses another use of p: of another shape, or the other kind.
 func (p *Param) allows(t Type, state bool) error {
 	switch {

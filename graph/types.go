@@ -113,6 +113,7 @@ func Data[E Element](t Tensor) []E {
 func sparseBytes(n int) []byte {
 	b := alignedSlice(n)
 	dropPages(b)
+	adviseHugePages(b)
 	return b
 }
 
