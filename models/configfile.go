@@ -153,6 +153,17 @@ func (s softcap) MarshalJSON() ([]byte, error) {
 	return decimal(s).MarshalJSON()
 }
 
+// value is the bound that key gives, 0 for none.
+func (s *softcap) value(key string) (float64, error) {
+	switch {
+	case s == nil:
+		return 0, nil
+	case !(*s > 0):
+		return 0, fmt.Errorf("%s must be above 0, or null, got %g", key, *s)
+	}
+	return float64(*s), nil
+}
+
 // tokenIDs is a token id, or a list of them.
 type tokenIDs []int32
 
@@ -333,6 +344,22 @@ const (
 	fullAttention    = "full_attention"
 	slidingAttention = "sliding_attention"
 )
+
+// slidingRope reads the rotation of the layers with the window, which may not be
+// scaled, where rope_parameters has one.
+func (f *file) slidingRope(c *Config) error {
+	if f.RopeParameters == nil || f.RopeParameters.Sliding == nil {
+		return nil
+	}
+	r := f.RopeParameters.Sliding
+	if kind := r.kind(); kind != "" && kind != "default" {
+		return fmt.Errorf("rope_parameters of sliding_attention: rope_type %q is not supported (supported: default)", kind)
+	}
+	if r.Theta != nil {
+		c.LocalTheta = *r.Theta
+	}
+	return nil
+}
 
 // windows reads which layers have the sliding window: as layer_types says, or
 // as sliding tells where it is absent.

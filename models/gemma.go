@@ -46,12 +46,9 @@ var gemma2 = architecture{
 			FinalSoftcap: new(softcap(30)), AttentionSoftcap: new(softcap(50)),
 		}
 	},
-	read: func(f *file, c *Config) error {
-		if s := f.AttentionSoftcap; s != nil {
-			if !(*s > 0) {
-				return fmt.Errorf("attn_logit_softcapping must be above 0, or null, got %g", *s)
-			}
-			c.ScoreCap = float64(*s)
+	read: func(f *file, c *Config) (err error) {
+		if c.ScoreCap, err = f.AttentionSoftcap.value("attn_logit_softcapping"); err != nil {
+			return err
 		}
 		if err := f.gemma(c); err != nil {
 			return err
@@ -82,10 +79,11 @@ func gemmaLayer(l *layer, x *graph.Node) *graph.Node {
 }
 
 // gemma reads what gemma2 and gemma3 share.
-func (f *file) gemma(c *Config) error {
+func (f *file) gemma(c *Config) (err error) {
+	if c.LogitCap, err = f.FinalSoftcap.value("final_logit_softcapping"); err != nil {
+		return err
+	}
 	switch {
-	case f.FinalSoftcap != nil && !(*f.FinalSoftcap > 0):
-		return fmt.Errorf("final_logit_softcapping must be above 0, or null, got %g", *f.FinalSoftcap)
 	case f.Bidirectional:
 		return errBidirectional
 	case !(f.QueryScalar > 0):
@@ -93,9 +91,6 @@ func (f *file) gemma(c *Config) error {
 	}
 	c.QKVBias, c.OutputBias = f.AttentionBias, f.AttentionBias
 	c.Scale = 1 / math.Sqrt(f.QueryScalar)
-	if f.FinalSoftcap != nil {
-		c.LogitCap = float64(*f.FinalSoftcap)
-	}
 	return nil
 }
 

@@ -29,13 +29,8 @@ var gemma3 = architecture{
 		if f.RopeLocalTheta != nil {
 			c.LocalTheta = *f.RopeLocalTheta
 		}
-		if p := f.RopeParameters; p != nil && p.Sliding != nil {
-			if err := p.Sliding.plain(); err != nil {
-				return err
-			}
-			if p.Sliding.Theta != nil {
-				c.LocalTheta = *p.Sliding.Theta
-			}
+		if err := f.slidingRope(c); err != nil {
+			return err
 		}
 		return f.windows(c, func(layer int) bool { return (layer+1)%f.WindowPattern != 0 })
 	},

@@ -116,7 +116,7 @@ func (ad *Adapted) writeAdapter(dir string) error {
 		if module := moduleOf(p.Name); !slices.Contains(c.ModulesToSave, module) {
 			c.ModulesToSave = append(c.ModulesToSave, module)
 		}
-		if !ad.own(p.Name) {
+		if !modelsOwn(p.Name) {
 			c.TaskType = "" // a head of another kind stands on the model
 		}
 	}
@@ -130,8 +130,8 @@ func (ad *Adapted) writeAdapter(dir string) error {
 	return checkpoint.Save(filepath.Join(dir, adapterWeightsName), ad.entries(peftPrefix), checkpoint.SaveOptions{})
 }
 
-// own reports whether a tensor is one of the model's, as its files have them.
-func (ad *Adapted) own(name string) bool {
+// modelsOwn reports whether a tensor is one of a model's, as its files have them.
+func modelsOwn(name string) bool {
 	return name == headName || strings.HasPrefix(name, modelScope)
 }
 
@@ -353,7 +353,7 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 		name := strings.TrimPrefix(t.Name(), peftPrefix)
 		p := m.params.Get(strings.Replace(name, ".base_layer.", ".", 1))
 		switch {
-		case c.saves(name) && (p != nil || !ad.own(name)):
+		case c.saves(name) && (p != nil || !modelsOwn(name)):
 			if err := m.apart(name); err != nil {
 				return nil, err
 			}

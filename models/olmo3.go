@@ -1,7 +1,5 @@
 package models
 
-import "fmt"
-
 // olmo3 is olmo2 with a window on three layers of four, whose rotation is not
 // scaled. Source: Team OLMo, Olmo 3 (2025).
 var olmo3 = architecture{
@@ -11,13 +9,8 @@ var olmo3 = architecture{
 	},
 	read: func(f *file, c *Config) error {
 		c.LocalTheta = c.RopeTheta
-		if p := f.RopeParameters; p != nil && p.Sliding != nil {
-			if err := p.Sliding.plain(); err != nil {
-				return err
-			}
-			if p.Sliding.Theta != nil {
-				c.LocalTheta = *p.Sliding.Theta
-			}
+		if err := f.slidingRope(c); err != nil {
+			return err
 		}
 		if err := olmo2.read(f, c); err != nil {
 			return err
@@ -37,12 +30,4 @@ var olmo3 = architecture{
 	},
 	wholeNorm: true,
 	layer:     olmo2.layer,
-}
-
-// plain refuses a scaled rotation of the layers with a window.
-func (r *rope) plain() error {
-	if kind := r.kind(); kind != "" && kind != "default" {
-		return fmt.Errorf("rope_parameters of sliding_attention: rope_type %q is not supported (supported: default)", kind)
-	}
-	return nil
 }

@@ -291,7 +291,7 @@ func (m *Transformer) Head(b *graph.Builder, hidden *graph.Node) *graph.Node {
 		name = tableName
 	}
 	logits := ops.Linear(hidden, weight(b, name, m.Config.Vocab, m.Config.Hidden))
-	if d := m.Config.LogitDivisor; d > 0 && d != 1 {
+	if d := orOne(m.Config.LogitDivisor); d != 1 {
 		logits = ops.Affine(logits, 1/d, 0)
 	}
 	if c := m.Config.LogitCap; c > 0 {
