@@ -69,11 +69,8 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 	var states []*Param // without memory
 	for _, n := range p.nodes {
 		if n.param != nil {
-			if !n.param.HasValue() {
-				return nil, fmt.Errorf("graph: Native: parameter %s has no value: initialise it (models have Init; else write its Tensor, then Touch), load a checkpoint, or build the graph on the parameters of the model that has it (graph.Share)", n.param.Name)
-			}
-			if !n.param.Type.Equal(n.typ) {
-				return nil, fmt.Errorf("graph: Native: parameter %s is stored as %s, the graph was built for %s: build it again", n.param.Name, n.param.Type, n.typ)
+			if err := n.param.Ready(n.typ); err != nil {
+				return nil, fmt.Errorf("graph: Native: %w", err)
 			}
 			if n.param.State { // pages of a cache: little of them may ever be written to, but each state must fit
 				if err := CheckMemory("a state ("+n.param.Name+")", n.typ.Bytes()); err != nil {

@@ -70,6 +70,19 @@ func placeStates(states []*Param) {
 	}
 }
 
+// Ready fails unless p has a value, of the type that a graph was built for.
+func (p *Param) Ready(built Type) error {
+	switch {
+	case p == nil:
+		return errNoParam
+	case !p.HasValue():
+		return fmt.Errorf("parameter %s has no value: initialise it (models have Init; else write its Tensor, then Touch), load a checkpoint, or build the graph on the parameters of the model that has it (graph.Share)", p.Name)
+	case !p.Type.Equal(built):
+		return fmt.Errorf("parameter %s is stored as %s, the graph was built for %s: build it again", p.Name, p.Type, built)
+	}
+	return nil
+}
+
 // allows refuses another use of p: of another shape, or the other kind.
 func (p *Param) allows(t Type, state bool) error {
 	switch {

@@ -190,11 +190,8 @@ func (p *program) survey() error {
 			return fmt.Errorf("cuda: %s is %s: float64 plans run natively", n.Name(), n.Type())
 		}
 		if param := n.Param(); param != nil {
-			if !param.HasValue() {
-				return fmt.Errorf("cuda: parameter %s has no value: initialise it (models have Init; else write its Tensor, then Touch), load a checkpoint, or build the graph on the parameters of the model that has it (graph.Share)", param.Name)
-			}
-			if !param.Type.Equal(n.Type()) {
-				return fmt.Errorf("cuda: parameter %s is stored as %s, the graph was built for %s: build it again", param.Name, param.Type, n.Type())
+			if err := param.Ready(n.Type()); err != nil {
+				return fmt.Errorf("cuda: %w", err)
 			}
 			p.constant[n] = !param.State
 			continue
