@@ -50,7 +50,7 @@ func inferModel() (dir string, err error) {
 
 // infer adds one round of ours. A token stands beside a read of the weights,
 // which bounds it: both the mean over a text's tokens, one right after the other.
-func infer(ctx context.Context, dir string, ours times, floor *turns) error {
+func infer(ctx context.Context, dir string, ours times, beside turns) error {
 	m, err := models.Open(filepath.Join(dir, "model"))
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func infer(ctx context.Context, dir string, ours times, floor *turns) error {
 				ours.add(x.prefill, prefill)
 			} else {
 				ours.add("decode", token)
-				floor.add(token, readSeconds(weights))
+				beside.add("decode, floor", token, readSeconds(weights))
 			}
 		}
 	}

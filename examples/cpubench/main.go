@@ -106,11 +106,11 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		defer os.RemoveAll(model)
 	}
 	ours, theirs := times{}, times{}
-	floor, beside := &turns{}, map[string]*turns{} // of a token; of a step beside that in f32
+	beside := turns{}
 	for r := range c.rounds {
 		fmt.Fprintf(errOut, "cpubench: round %d of %d\n", r+1, c.rounds)
 		if model != "" {
-			if err := infer(ctx, model, ours, floor); err != nil {
+			if err := infer(ctx, model, ours, beside); err != nil {
 				return err
 			}
 			if p != nil {
@@ -132,7 +132,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		}
 	}
 	if model != "" {
-		p := floor.middle()
+		p := beside.middle("decode, floor")
 		ours["decode, floor"], theirs["decode, floor"] = p.ours, p.other
 	}
 	header := fmt.Sprintf("%s/%s, %d workers, kernels %s", runtime.GOOS, runtime.GOARCH, native.Workers(), native.GemmKernel())
@@ -167,13 +167,17 @@ type pair struct{ ours, other float64 }
 
 func (p pair) ratio() float64 { return p.ours / p.other }
 
-type turns []pair
+// turns are the pairs of a work: of a token beside its floor, of a step beside that
+// in f32.
+type turns map[string][]pair
 
-func (t *turns) add(ours, other float64) { *t = append(*t, pair{ours, other}) }
+func (t turns) add(work string, ours, other float64) {
+	t[work] = append(t[work], pair{ours, other})
+}
 
-// middle is the pair of the median ratio.
-func (t turns) middle() pair {
-	s := slices.Clone(t)
+// middle is the pair of the median ratio of a work that has pairs.
+func (t turns) middle(work string) pair {
+	s := slices.Clone(t[work])
 	slices.SortFunc(s, func(a, b pair) int { return cmp.Compare(a.ratio(), b.ratio()) })
 	return s[len(s)/2]
 }
@@ -205,7 +209,7 @@ var works = []struct {
 }
 
 // table prints ours, theirs and how much of their time we take.
-func table(out io.Writer, ours, theirs times, beside map[string]*turns) error {
+func table(out io.Writer, ours, theirs times, beside turns) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "work\tours ms\tpeer ms\tours/peer\tGFLOP/s\tpeer")
 	for _, x := range works {
@@ -226,15 +230,14 @@ func table(out io.Writer, ours, theirs times, beside map[string]*turns) error {
 		}
 		fmt.Fprintf(w, "%s\t%.2f\t%s\t%s\t%s\t%s\n", x.name, 1e3*o, peer, ratio, rate, x.peer)
 	}
-	if len(beside) > 0 {
-		said := "\nour steps of our f32, in turns:"
-		for _, x := range works {
-			if t := beside[x.name]; t != nil {
-				fmt.Fprintf(w, "%s %s %.2f", said, strings.TrimPrefix(x.name, "step "), t.middle().ratio())
-				said = ","
-			}
+	var steps []string
+	for _, x := range works {
+		if kind, ok := strings.CutPrefix(x.name, "step "); ok && beside[x.name] != nil {
+			steps = append(steps, fmt.Sprintf("%s %.2f", kind, beside.middle(x.name).ratio()))
 		}
-		fmt.Fprintln(w)
+	}
+	if steps != nil {
+		fmt.Fprintf(w, "\nour steps of our f32, in turns: %s\n", strings.Join(steps, ", "))
 	}
 	return w.Flush()
 }

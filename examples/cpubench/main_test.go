@@ -16,7 +16,7 @@ func TestTable(t *testing.T) {
 	ours.add("sgemm 1024^3", 0.004)
 	ours.add("sgemm 1024^3", 0.005)
 	require.NoError(t, table(&out, ours, times{"step f32": 0.2, "step bf16 compiled": 0.08, "sgemm 1024^3": 0.005},
-		map[string]*turns{"step bf16": {{0.06, 0.1}}, "step fp8": {{0.08, 0.1}}}))
+		turns{"step bf16": {{0.06, 0.1}}, "step fp8": {{0.08, 0.1}}}))
 	require.Equal(t, `work                ours ms  peer ms  ours/peer  GFLOP/s    peer
 step f32            100.00   200.00   0.50                  eager
 step bf16           60.00                                   autocast
@@ -30,10 +30,10 @@ our steps of our f32, in turns: bf16 0.60, fp8 0.80
 
 // A pair across a change of the machine decides nothing.
 func TestMiddle(t *testing.T) {
-	pairs := turns{{5, 3}, {4, 3.5}, {4, 5}, {5, 4}}
-	pairs.add(6, 5)
-	require.Equal(t, pair{6, 5}, pairs.middle())
-	require.Equal(t, pair{5, 3}, pairs[0], "the order stays")
+	pairs := turns{"decode": {{5, 3}, {4, 3.5}, {4, 5}, {5, 4}}}
+	pairs.add("decode", 6, 5)
+	require.Equal(t, pair{6, 5}, pairs.middle("decode"))
+	require.Equal(t, pair{5, 3}, pairs["decode"][0], "the order stays")
 }
 
 func TestBadFlags(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 // that decide them.
 
 // measure adds one round; beside are our steps beside that in f32.
-func measure(ctx context.Context, text string, t times, beside map[string]*turns) error {
+func measure(ctx context.Context, text string, t times, beside turns) error {
 	products(t)
 	attention(t)
 	return steps(ctx, text, t, beside)
@@ -77,7 +77,7 @@ func normals(n int) []float32 {
 
 // steps trains the demo's model for a moment in each way, a step of each in turns,
 // and adds every step after the first five, as cpu_train.py does.
-func steps(ctx context.Context, text string, t times, beside map[string]*turns) error {
+func steps(ctx context.Context, text string, t times, beside turns) error {
 	var works []string
 	var next []func() (float64, error, bool)
 	for _, x := range []struct {
@@ -102,12 +102,9 @@ func steps(ctx context.Context, text string, t times, beside map[string]*turns) 
 			t.add(work, seconds)
 			if i == 0 {
 				f32 = seconds
-				continue
+			} else {
+				beside.add(work, seconds, f32)
 			}
-			if beside[work] == nil {
-				beside[work] = &turns{}
-			}
-			beside[work].add(seconds, f32)
 		}
 	}
 }
