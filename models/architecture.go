@@ -56,7 +56,8 @@ var architectures = map[string]*architecture{
 	"deepseek_v3": &deepseek3,
 }
 
-// Types lists the supported values of model_type, sorted.
+// Types lists the supported values of model_type, sorted: those of models of text.
+// Of models that see images (gemma3) the text model within them runs.
 func Types() []string { return slices.Sorted(maps.Keys(architectures)) }
 
 func supportedTypes() string { return strings.Join(Types(), ", ") }

@@ -145,6 +145,14 @@ func ParseConfig(r io.Reader) (Config, error) {
 	if err := json.Unmarshal(raw, &f); err != nil {
 		return Config{}, err
 	}
+	if seeing[f.ModelType] != "" {
+		if raw, err = textConfig(raw, f.ModelType); err != nil {
+			return Config{}, err
+		}
+		if err := json.Unmarshal(raw, &f); err != nil {
+			return Config{}, err
+		}
+	}
 	arch, ok := architectures[f.ModelType]
 	if !ok {
 		return Config{}, fmt.Errorf("model_type %q is not supported (supported: %s)", f.ModelType, supportedTypes())

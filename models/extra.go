@@ -34,7 +34,7 @@ func (s *source) wanted(plain *Transformer) ([]*graph.Param, error) {
 		}
 	}
 	params := plain.params.All()
-	if _, hasHead := s.lookup(headName); !hasHead && (s.bare || len(s.kept.extra) > 0) {
+	if _, hasHead := s.lookup(headName); !hasHead && (s.model == "" || len(s.kept.extra) > 0) {
 		params = slices.DeleteFunc(slices.Clone(params), func(p *graph.Param) bool { return p.Name == headName })
 	}
 	return params, nil
@@ -43,7 +43,7 @@ func (s *source) wanted(plain *Transformer) ([]*graph.Param, error) {
 // foreign says, for an error, how tensors that belong to no model are opened.
 func (s *source) foreign(unexpected []string) string {
 	unexpected = slices.DeleteFunc(slices.Clone(unexpected), func(name string) bool { return strings.HasPrefix(name, modelScope) })
-	if len(unexpected) == 0 || s.gguf != nil || s.bare {
+	if len(unexpected) == 0 || s.gguf != nil || s.model == "" {
 		return ""
 	}
 	return fmt.Sprintf(" (a head of one's own is opened with Extra: %s)", strings.Join(unexpected, ", "))

@@ -11,6 +11,7 @@ var gemma3 = architecture{
 	defaults: func() file {
 		return file{
 			HiddenActivation: "gelu_pytorch_tanh", RMSNormEps: 1e-6, MaxPositions: 131072, VocabSize: 262208, Tied: true,
+			HiddenSize: 2304, IntermediateSize: 9216, Layers: 26, Heads: 8,
 			RopeTheta: new(1e6), RopeLocalTheta: new(1e4), KVHeads: new(4), HeadDim: new(256),
 			QueryScalar: 256, SlidingWindow: new(gemmaWindow), WindowPattern: 6,
 		}

@@ -22,6 +22,7 @@ type LoadReport struct {
 	Tied    string   // the tensor that serves as table and head, when they are tied
 	Untied  string   // the head, where the config ties it to a table that differs: it is kept as it is
 	Ignored []string // tensors that hold nothing of the model's own
+	Sight   []string // tensors of the part that sees images, which is left out: text alone runs
 }
 
 // Option changes how weights are kept in memory.
@@ -132,19 +133,17 @@ const (
 // source gives the tensors of a checkpoint by their Hugging Face names.
 type source struct {
 	ck    *checkpoint.Checkpoint
-	gguf  *ggufForm                // nil: the names are those of the file
+	gguf  *ggufForm                // nil: the names are those of the file, but for naming
 	other func(name string) string // as in architecture
-	bare  bool                     // the file is of a model without a head, whose names begin behind "model."
-	kept  storage
+	naming
+	kept storage
 }
 
 func (s *source) lookup(name string) (*checkpoint.Tensor, bool) {
 	if s.gguf != nil {
 		name = s.gguf.tensor(name)
 	}
-	if s.bare {
-		name = strings.TrimPrefix(name, modelScope)
-	}
+	name = s.inFile(name)
 	t, ok := s.ck.Lookup(name)
 	if !ok && s.other != nil {
 		return s.ck.Lookup(s.other(name))
@@ -170,7 +169,8 @@ func load(c Config, s *source) (m *Transformer, report LoadReport, err error) {
 		return nil, report, err
 	}
 	s.other = architectures[c.Type].other
-	_, s.bare = s.ck.Lookup(strings.TrimPrefix(tableName, modelScope))
+	s.naming = namingOf(func(n naming) bool { _, ok := s.ck.Lookup(n.inFile(tableName)); return ok })
+	made.within = s.withinSeeing()
 	if report, err = made.assign(s); err != nil {
 		return nil, report, err
 	}
@@ -262,13 +262,11 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	}
 	head, hasHead := s.lookup(headName)
 	for _, t := range s.ck.Tensors() {
-		name := t.Name()
-		if s.bare {
-			name = modelScope + name
-		}
 		switch {
 		case used[t.Name()]:
-		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(name), len(codes) > 0 && isActivationStep(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
+		case s.sees(t.Name()):
+			report.Sight = append(report.Sight, t.Name())
+		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(s.ours(t.Name())), len(codes) > 0 && isActivationStep(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
 			m.Config.Tied && hasHead && t == head:
 			report.Ignored = append(report.Ignored, t.Name())
 		default:

@@ -124,32 +124,34 @@ func TestPEFTOpensOurAdapters(t *testing.T) {
 	if out, err := exec.Command(python, "-c", "import peft").CombinedOutput(); err != nil {
 		t.Skipf("skipped: %s has no peft (PYTHON names another interpreter): %v %s", python, err, lastLine(out))
 	}
-	ids := []int32{1, 2, 3, 250, 17}
-	m, _, err := models.Load("testdata/golden/qwen3")
-	require.NoError(t, err)
-	ad, err := m.Adapt(models.LoRA{Rank: 3, Alpha: 12, Targets: []string{"q_proj", "layers.2.*"}}, 1)
-	require.NoError(t, err)
-	for _, name := range []string{"model.norm.weight", "lm_head.weight", "model.layers.1.mlp.up_proj.weight"} {
-		m.Params().Get(name).Frozen = false // saved beside the adapters
-	}
-	for _, p := range m.Params().All() {
-		if !p.Frozen {
-			for i := range graph.Data[float32](p.Tensor()) {
-				graph.Data[float32](p.Tensor())[i] = float32(math.Sin(float64(i))) / 4
-			}
-		}
-	}
-	dir := filepath.Join(t.TempDir(), "adapter")
-	require.NoError(t, ad.Save(dir))
+	ids := []int32{1, 2, 3, 50, 17}
 	listed, err := json.Marshal(ids)
 	require.NoError(t, err)
-	out, err := exec.Command(python, "testdata/adapter.py", "logits", "testdata/golden/qwen3", dir, string(listed)).Output()
-	require.NoError(t, err)
-	var want [][]float64
-	require.NoError(t, json.Unmarshal(out, &want))
-	got := adaptedLogits(t, ad, ids)
-	for i, row := range want {
-		requireNear(t, row, got[i*len(row):(i+1)*len(row)])
+	for _, base := range []string{"testdata/golden/qwen3", "testdata/variants/gemma3_vision"} {
+		m, _, err := models.Load(base)
+		require.NoError(t, err)
+		ad, err := m.Adapt(models.LoRA{Rank: 3, Alpha: 12, Targets: []string{"q_proj", "layers.1.*"}}, 1)
+		require.NoError(t, err)
+		for _, name := range []string{"model.norm.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"} {
+			m.Params().Get(name).Frozen = false // saved beside the adapters
+		}
+		for _, p := range m.Params().All() {
+			if !p.Frozen {
+				for i := range graph.Data[float32](p.Tensor()) {
+					graph.Data[float32](p.Tensor())[i] = float32(math.Sin(float64(i))) / 4
+				}
+			}
+		}
+		dir := filepath.Join(t.TempDir(), "adapter")
+		require.NoError(t, ad.Save(dir))
+		out, err := exec.Command(python, "testdata/adapter.py", "logits", base, dir, string(listed)).Output()
+		require.NoError(t, err)
+		var want [][]float64
+		require.NoError(t, json.Unmarshal(out, &want))
+		got := adaptedLogits(t, ad, ids)
+		for i, row := range want {
+			requireNear(t, row, got[i*len(row):(i+1)*len(row)])
+		}
 	}
 }
 

@@ -96,24 +96,29 @@ func (ad *Adapted) writeAdapter(dir string) error {
 	if err := ad.usable(); err != nil {
 		return err
 	}
+	named := ad.peftNaming()
 	c := peftConfig{
-		PeftType: "LORA", TaskType: "CAUSAL_LM", Base: ad.Base, Rank: ad.LoRA.Rank, Alpha: ad.LoRA.Alpha, Targets: ad.order,
+		PeftType: "LORA", TaskType: "CAUSAL_LM", Base: ad.Base, Rank: ad.LoRA.Rank, Alpha: ad.LoRA.Alpha,
 		Bias: "none", Inference: true, RankPattern: map[string]any{}, AlphaPattern: map[string]any{},
 	}
+	var targets []string
 	for _, module := range ad.order {
 		x := ad.adapters[module]
 		rank := x.a.Type.Shape[0]
+		module = named.inFile(module)
+		targets = append(targets, module)
 		if rank != c.Rank {
 			c.RankPattern[module] = rank
 		}
 		c.RootOfRank = c.RootOfRank || x.scale != c.Alpha/float64(rank)
 	}
+	c.Targets = targets
 	others, err := ad.others()
 	if err != nil {
 		return fmt.Errorf("models: %w", err)
 	}
 	for _, p := range others {
-		if module := moduleOf(p.Name); !slices.Contains(c.ModulesToSave, module) {
+		if module := named.inFile(moduleOf(p.Name)); !slices.Contains(c.ModulesToSave, module) {
 			c.ModulesToSave = append(c.ModulesToSave, module)
 		}
 		if !modelsOwn(p.Name) {
@@ -127,7 +132,7 @@ func (ad *Adapted) writeAdapter(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, adapterConfigName), raw, 0o666); err != nil {
 		return err
 	}
-	return checkpoint.Save(filepath.Join(dir, adapterWeightsName), ad.entries(peftPrefix), checkpoint.SaveOptions{})
+	return checkpoint.Save(filepath.Join(dir, adapterWeightsName), ad.entries(func(name string) string { return peftPrefix + named.inFile(name) }), checkpoint.SaveOptions{})
 }
 
 // modelsOwn reports whether a tensor is one of a model's, as its files have them.
@@ -161,19 +166,19 @@ func (ad *Adapted) others() ([]*graph.Param, error) {
 }
 
 // entries are the adapters' matrices, layer by layer, and what is trained beside them.
-func (ad *Adapted) entries(prefix string) iter.Seq[checkpoint.Entry] {
+func (ad *Adapted) entries(named func(name string) string) iter.Seq[checkpoint.Entry] {
 	return func(yield func(checkpoint.Entry) bool) {
 		for _, module := range ad.order {
 			x := ad.adapters[module]
 			for _, p := range []*graph.Param{x.a, x.b} {
-				if !yield(checkpoint.Values(prefix+p.Name, graph.Data[float32](p.Tensor()), p.Type.Shape...)) {
+				if !yield(checkpoint.Values(named(p.Name), graph.Data[float32](p.Tensor()), p.Type.Shape...)) {
 					return
 				}
 			}
 		}
 		others, _ := ad.others() // writeAdapter has had its error
 		for _, p := range others {
-			if !yield(entry(prefix+ad.Transformer.OnDisk(p.Name)[0], p.Tensor())) {
+			if !yield(entry(named(ad.Transformer.OnDisk(p.Name)[0]), p.Tensor())) {
 				return
 			}
 		}
@@ -190,7 +195,7 @@ func (ad *Adapted) WriteFiles(dir string) error {
 	if err := ad.writeBase(dir); err != nil {
 		return err
 	}
-	return checkpoint.Save(filepath.Join(dir, "model.safetensors"), ad.entries(""), checkpoint.SaveOptions{})
+	return checkpoint.Save(filepath.Join(dir, "model.safetensors"), ad.entries(func(name string) string { return name }), checkpoint.SaveOptions{})
 }
 
 // CheckFiles fails where the adapters in dir, if there are any, are scaled otherwise
@@ -306,13 +311,17 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 	if err != nil {
 		return nil, err
 	}
+	n := namingOf(func(n naming) bool {
+		return slices.ContainsFunc(ck.Tensors(), func(t *checkpoint.Tensor) bool { return strings.HasPrefix(t.Name(), peftPrefix+n.model+"layers.") })
+	})
 	known := map[string]bool{}
 	var loads []func() error // all are checked and read before the first is added
 	for _, module := range modules {
 		an, bn := adapterNames(module)
-		a, hasA := ck.Lookup(peftPrefix + an)
-		b, hasB := ck.Lookup(peftPrefix + bn)
-		known[peftPrefix+an], known[peftPrefix+bn] = true, true
+		an, bn = peftPrefix+n.inFile(an), peftPrefix+n.inFile(bn)
+		a, hasA := ck.Lookup(an)
+		b, hasB := ck.Lookup(bn)
+		known[an], known[bn] = true, true
 		if hasA != hasB {
 			return nil, fmt.Errorf("%s has one of lora_A and lora_B, must have both", module)
 		}
@@ -351,9 +360,11 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 			continue
 		}
 		name := strings.TrimPrefix(t.Name(), peftPrefix)
+		saved := c.saves(name)
+		name = n.ours(name)
 		p := m.params.Get(strings.Replace(name, ".base_layer.", ".", 1))
 		switch {
-		case c.saves(name) && (p != nil || !modelsOwn(name)):
+		case saved && (p != nil || !modelsOwn(name)):
 			if err := m.apart(name); err != nil {
 				return nil, err
 			}

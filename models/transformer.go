@@ -32,6 +32,7 @@ type Transformer struct {
 
 	params *graph.Params
 	files  io.Closer // that weights lie in; nil: they are all copies
+	within bool      // of a model that sees, whose adapters have its names
 	mu     sync.Mutex
 	tables map[tableKey]*ops.RotaryTable
 }

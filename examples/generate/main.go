@@ -188,6 +188,9 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		return fmt.Errorf("-model: %w", err)
 	}
 	defer m.Close() // only read
+	if n := len(m.Report.Sight); n > 0 {
+		fmt.Fprintf(errOut, "generate: -model %s: text alone, %d tensors of the part that sees images are left out\n", s.model, n)
+	}
 	if m.Tokenizer == nil {
 		if m.Metadata == nil { // a folder: tells what is there in its place
 			if _, err := tokenizer.Open(s.model); err != nil {

@@ -105,6 +105,9 @@ func run(ctx context.Context, args []string, out io.Writer, errOut *os.File) err
 	if from.unsaved != nil {
 		fmt.Fprintf(errOut, "train: the tokenizer of %s is not written into the folders of models, put a tokenizer.json there: %v\n", s.From, from.unsaved)
 	}
+	if from.sight > 0 {
+		fmt.Fprintf(errOut, "train: -init %s: text alone, %d tensors of the part that sees images are left out\n", s.From, from.sight)
+	}
 	if !c.json {
 		fmt.Fprintf(errOut, "train: products %s, matrix kernel %s\n", t.Compute(), native.GemmKernel())
 	}

@@ -19,6 +19,7 @@ type start struct {
 	*models.Transformer
 	trained train.Model
 	encoder train.Encoder // nil: the text is bytes
+	sight   int           // tensors of the part that sees images, which is left out
 	unsaved error         // why the models that are written lack the tokenizer
 }
 
@@ -48,7 +49,7 @@ func (s settings) start() (*start, error) {
 // prepare makes an opened model ready to be trained.
 func (s settings) prepare(o *models.Opened) (*start, error) {
 	files, unsaved := models.TokenizerFiles(s.From)
-	from := &start{Transformer: o.Transformer, trained: &folder{o.Transformer, files}}
+	from := &start{Transformer: o.Transformer, trained: &folder{o.Transformer, files}, sight: len(o.Report.Sight)}
 	if _, longest, _ := o.Limits(); s.Train.Context > longest {
 		return nil, fmt.Errorf("-context: must be at most %d, the context of %s, got %d", longest, s.From, s.Train.Context)
 	}

@@ -153,6 +153,17 @@ def variant_gemma3_capped():
     return transformers.Gemma3ForCausalLM, c, torch.float32
 
 
+# Sees images; the text model within has a head of its own.
+def variant_gemma3_vision():
+    text = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=1, head_dim=12, max_position_embeddings=128, query_pre_attn_scalar=10, sliding_window=9,
+                layer_types=["sliding_attention", "full_attention"], bos_token_id=2, eos_token_id=1, pad_token_id=None)
+    sight = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+    c = transformers.Gemma3Config(text_config=text, vision_config=sight, mm_tokens_per_image=4, image_token_index=60,
+                                  boi_token_index=61, eoi_token_index=62, tie_word_embeddings=False, eos_token_id=[1, 5])
+    return transformers.Gemma3ForConditionalGeneration, c, torch.bfloat16
+
+
 def weights(model, seed, unit_norm):
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
@@ -174,7 +185,8 @@ def weights(model, seed, unit_norm):
 
 
 def on_disk(name, grad, mixtral):
-    """The gradient of a parameter under the names that its tensors have on disk."""
+    """The gradient of a parameter under the names that its tensors have on disk, those of a text model alone."""
+    name = name.replace("model.language_model.", "model.")
     if mixtral and ".mlp." in name:
         name = name.replace(".mlp.", ".block_sparse_moe.")
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -233,14 +245,14 @@ def make(name):
         model.to(stored).save_pretrained(out)
         model = cls.from_pretrained(out, dtype=torch.float32, **eager).eval()
         g = torch.Generator().manual_seed(seed)
-        prompts = [prompt(model, torch.randint(config.vocab_size, (n,), generator=g).tolist()) for n in (1, 17, 70)]
+        prompts = [prompt(model, torch.randint(config.get_text_config().vocab_size, (n,), generator=g).tolist()) for n in (1, 17, 70)]
         smallest = min(min(p["greedy"]["margins"]) for p in prompts)
         if smallest > 2e-3:
             break
     ids = prompts[-1]["input_ids"]
     z = model(torch.tensor([ids]), use_cache=False).logits[0]
     torch.nn.functional.cross_entropy(z[:-1], torch.tensor(ids[1:])).backward()
-    norms = {n: number(g.double().norm()) for k, p in model.named_parameters() for n, g in on_disk(k, p.grad, name == "mixtral")}
+    norms = {n: number(g.double().norm()) for k, p in model.named_parameters() if p.grad is not None for n, g in on_disk(k, p.grad, name == "mixtral")}
     with torch.no_grad():
         wide = cls.from_pretrained(out, dtype=torch.float64, **eager).eval()
         error = number((wide(torch.tensor([ids]), use_cache=False).logits[0] - z).abs().max())
