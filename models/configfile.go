@@ -314,16 +314,21 @@ func (f *file) rope(c *Config) error {
 	return nil
 }
 
+// setTurning says how many numbers of a head turn.
+func (f *file) setTurning(n, headDim int) {
+	part := float64(n) / float64(headDim)
+	if int(part*float64(headDim)) < n { // readers cut off
+		part = math.Nextafter(part, 1)
+	}
+	f.PartialRotary = &part
+}
+
 // setRope is the way back, in the older spelling, which every release of
 // transformers reads.
 func (f *file) setRope(c *Config) {
 	f.RopeTheta = &c.RopeTheta
 	if c.RotaryDim > 0 && c.RotaryDim < c.HeadDim {
-		part := float64(c.RotaryDim) / float64(c.HeadDim)
-		if int(part*float64(c.HeadDim)) < c.RotaryDim { // readers cut off
-			part = math.Nextafter(part, 1)
-		}
-		f.PartialRotary = &part
+		f.setTurning(c.RotaryDim, c.HeadDim)
 	}
 	s := c.RopeScale
 	if s.Type == "" {

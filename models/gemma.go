@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/ops"
 )
 
@@ -32,6 +33,7 @@ var gemma = architecture{
 	unitNorm:   true,
 	embedScale: rootOfHidden,
 	layer:      llamaLayer,
+	gguf:       &ggufForm{name: "gemma", norms: llamaNorms},
 }
 
 // gemma2 is gemma with norms behind attention and gated unit too, scores and logits
@@ -63,6 +65,17 @@ var gemma2 = architecture{
 	unitNorm:   true,
 	embedScale: rootOfHidden,
 	layer:      gemmaLayer,
+	gguf: &ggufForm{name: "gemma2", norms: gemmaNorms, windows: true, wide: 46, more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+		if !k.has("attention.sliding_window") {
+			f.SlidingWindow = new(gemmaWindow)
+		}
+		f.AttentionSoftcap = new(softcap(tidy(orElse(k, "attn_logit_softcapping", k.float, float64(*f.AttentionSoftcap)))))
+	}},
+}
+
+var gemmaNorms = map[string]string{
+	"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
+	"pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
 }
 
 // gemmaWindow is what a config that leaves out the window means.

@@ -43,8 +43,5 @@ var gemma3 = architecture{
 	unitNorm:   true,
 	embedScale: rootOfHidden,
 	layer:      gemmaLayer,
-	gguf: &ggufForm{name: "gemma3", norms: map[string]string{
-		"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
-		"pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-	}},
+	gguf:       &ggufForm{name: "gemma3", norms: gemmaNorms, windows: true, wide: 62},
 }

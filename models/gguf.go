@@ -12,7 +12,6 @@ import (
 
 	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/models/tokenizer"
-	"github.com/seafan/seafan/ops/native"
 )
 
 // ggufForm is how GGUF files spell a model type.
@@ -21,6 +20,12 @@ type ggufForm struct {
 	turned bool              // rows of q and k lie in the order of checkpoint.LlamaRow
 	norms  map[string]string // norms of a layer by their Hugging Face name
 	noRope int               // every n-th layer does not rotate: no key says so; 0: all do
+
+	windows bool // layers may have a sliding window
+	wide    int  // models of so many layers scale scores by hidden/heads in place of head_dim: no key says so
+
+	// is tells types of the same name apart; nil: there is no other.
+	is func(k *ggufKeys) bool
 
 	// more reads what the type has beyond llama's keys: mixtures, latents.
 	more func(k *ggufKeys, ck *checkpoint.Checkpoint, f *file)
@@ -34,7 +39,7 @@ var ggufTop = map[string]string{tableName: "token_embd.weight", "model.norm.weig
 
 var ggufLayer = map[string]string{
 	"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-	"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+	"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
 	"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 
 	"mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
@@ -52,9 +57,6 @@ var ggufLayer = map[string]string{
 var ggufWhole = map[string]string{
 	"mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias",
 }
-
-// ropeFactors is the tensor that holds what each frequency is divided by.
-const ropeFactors = "rope_freqs.weight"
 
 // tensor is the name in the file of a tensor of the Hugging Face name.
 func (g *ggufForm) tensor(name string) string {
@@ -90,6 +92,11 @@ func (k *ggufKeys) has(key string) bool {
 	_, ok := k.m[k.prefix+key]
 	return ok
 }
+
+// window is the sliding window, 0 for none.
+func (k *ggufKeys) window() int { return orElse(k, "attention.sliding_window", k.int, 0) }
+
+func (k *ggufKeys) experts() int { return orElse(k, "expert_count", k.int, 0) }
 
 func (k *ggufKeys) int(key string) int          { return ggufKey(k, key, k.m.Int) }
 func (k *ggufKeys) float(key string) float64    { return ggufKey(k, key, k.m.Float) }
@@ -136,11 +143,7 @@ func ggufConfig(ck *checkpoint.Checkpoint) (Config, error) {
 		if arch.gguf == nil {
 			continue
 		}
-		window := &ggufKeys{m: ck.Metadata(), prefix: name + "."}
-		if t == "llama" && orElse(window, "attention.sliding_window", window.int, 0) > 0 {
-			continue // it is mistral's
-		}
-		if arch.gguf.name == name {
+		if arch.gguf.name == name && (arch.gguf.is == nil || arch.gguf.is(&ggufKeys{m: ck.Metadata(), prefix: name + "."})) {
 			return arch.ggufConfig(ck, t)
 		}
 		kinds = append(kinds, arch.gguf.name)
@@ -169,9 +172,9 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 	}
 	f.UseSlidingWindow = false
 	f.NoRopeInterval = a.gguf.noRope
-	if window := orElse(k, "attention.sliding_window", k.int, 0); window > 0 {
+	if window := k.window(); window > 0 {
 		f.SlidingWindow = &window
-		if !a.unitNorm && kind != "mistral" && k.err == nil {
+		if !a.gguf.windows && k.err == nil {
 			return Config{}, fmt.Errorf("%sattention.sliding_window %d is not supported (supported: 0)", k.prefix, window)
 		}
 		f.readPattern(k)
@@ -190,8 +193,8 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 	}
 	f.Tied = shape(headName) == nil
 	f.QueryScalar = float64(*f.HeadDim)
-	if a.unitNorm && f.Layers == 62 {
-		f.QueryScalar = float64(f.HiddenSize / max(f.Heads, 1)) // the 27B model alone; no key says so
+	if f.Layers == a.gguf.wide {
+		f.QueryScalar = float64(f.HiddenSize / max(f.Heads, 1))
 	}
 	f.AttentionBias, f.MLPBias = shape("model.layers.0.self_attn.q_proj.bias") != nil, shape("model.layers.0.mlp.gate_proj.bias") != nil
 	ids := func(key string) *tokenIDs {
@@ -201,10 +204,14 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 		return nil
 	}
 	f.BOS, f.EOS = ids("bos_token_id"), ids("eos_token_id")
-	required := map[string]int{"attention.value_length": *f.HeadDim, "rope.dimension_count": *f.HeadDim, "expert_count": 0}
 	if a.gguf.more != nil {
-		delete(required, "expert_count")
 		a.gguf.more(k, ck, &f)
+	}
+	required := map[string]int{
+		"attention.value_length": *f.HeadDim, "rope.dimension_count": *f.HeadDim, "expert_count": f.experts(), "expert_gating_func": softmaxRouter,
+	}
+	if f.PartialRotary != nil {
+		delete(required, "rope.dimension_count")
 	}
 	if a.gguf.latent {
 		clear(required)
@@ -236,22 +243,32 @@ func (a *architecture) ggufConfig(ck *checkpoint.Checkpoint, kind string) (Confi
 }
 
 // readPattern reads which layers have the window: every one but each n-th, or
-// as a list says; no key: as the type has it.
+// as a list says; no key: as the type has it. Types without layers of two kinds
+// read none of it.
 func (f *file) readPattern(k *ggufKeys) {
 	const key = "attention.sliding_window_pattern"
 	v, ok := k.m[k.prefix+key]
 	slides, list := v.([]bool)
+	every := 0
 	switch {
-	case list && len(slides) >= f.Layers:
-		for l := range f.Layers {
-			kind := fullAttention
-			if slides[l] {
-				kind = slidingAttention
-			}
-			f.LayerTypes = append(f.LayerTypes, kind)
+	case !ok:
+		return
+	case !list:
+		if every = k.int(key); every < 1 && k.err == nil {
+			k.err = fmt.Errorf("%s%s must be 1 or more, got %d", k.prefix, key, every)
 		}
-	case ok:
-		f.WindowPattern = k.int(key)
+	case len(slides) < f.Layers && k.err == nil:
+		k.err = fmt.Errorf("%s%s has %d entries, %sblock_count is %d", k.prefix, key, len(slides), k.prefix, f.Layers)
+	}
+	for l := range min(f.Layers, maxLayers) {
+		if k.err != nil {
+			return
+		}
+		kind := fullAttention
+		if list && slides[l] || !list && (l+1)%every != 0 {
+			kind = slidingAttention
+		}
+		f.LayerTypes = append(f.LayerTypes, kind)
 	}
 }
 
@@ -262,49 +279,6 @@ func tidy(v float64) float64 {
 		return x
 	}
 	return v
-}
-
-// ggufRope reads the scaling of the rotation: from keys, or from a tensor of
-// factors, which is longrope's form with one list for every length.
-func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotaryScaling, error) {
-	var s native.RotaryScaling
-	switch kind := orElse(k, "rope.scaling.type", k.string, "none"); kind {
-	case "none":
-	case "linear", "yarn":
-		s = native.RotaryScaling{Type: kind, ModelPositions: c.Context}
-		s.Factor = k.float("rope.scaling.factor")
-		s.OriginalPositions = orElse(k, "rope.scaling.original_context_length", k.int, 0)
-		s.BetaFast = tidy(orElse(k, "rope.scaling.yarn_beta_fast", k.float, 0))
-		s.BetaSlow = tidy(orElse(k, "rope.scaling.yarn_beta_slow", k.float, 0))
-		if m := tidy(orElse(k, "rope.scaling.yarn_log_multiplier", k.float, 0)); m != 0 && c.Type == deepseekType {
-			// A tenth of mscale_all_dim; the form has mscale equal to it.
-			s.MScale, s.MScaleAllDim = tidy(10*m), tidy(10*m)
-		}
-	default:
-		return s, fmt.Errorf("%srope.scaling.type %q is not supported (supported: none, linear, yarn)", k.prefix, kind)
-	}
-	for _, key := range []string{"rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"} {
-		if v := orElse(k, key, k.float, 1); v != 1 {
-			return s, fmt.Errorf("%s%s %g is not supported (supported: 1)", k.prefix, key, v)
-		}
-	}
-	t, ok := ck.Lookup(ropeFactors)
-	if !ok || k.err != nil {
-		return s, k.err
-	}
-	if s.Type != "" || t.Len() != c.HeadDim/2 {
-		return s, fmt.Errorf("%s is %v with a scaling of type %q, required [%d] and none", ropeFactors, t.Shape(), s.Type, c.HeadDim/2)
-	}
-	factors := make([]float32, t.Len())
-	if err := t.Float32(factors); err != nil {
-		return s, err
-	}
-	s = native.RotaryScaling{Type: "longrope", Factor: 1, AttentionFactor: 1, OriginalPositions: c.Context, ModelPositions: c.Context}
-	for _, x := range factors {
-		s.ShortFactors = append(s.ShortFactors, float64(x))
-	}
-	s.LongFactors = s.ShortFactors
-	return s, nil
 }
 
 // ggufTokenizer reads the tokenizer of a GGUF header.

@@ -2,6 +2,7 @@ package models_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -86,7 +87,7 @@ func (g *ggufFile) bytes() []byte {
 // llama3's rotation are a tensor.
 func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	c := m.Config
-	arch := map[string]string{"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "deepseek_v3": "deepseek2", "kimi_linear": "kimi-linear", "mistral": "llama"}[c.Type]
+	arch := map[string]string{"gemma3_text": "gemma3", "mixtral": "llama", "olmo3": "olmo2", "qwen3_moe": "qwen3moe", "deepseek_v3": "deepseek2", "kimi_linear": "kimi-linear", "mistral": "llama"}[c.Type]
 	if arch == "" {
 		arch = c.Type
 	}
@@ -98,7 +99,10 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		"attention.layer_norm_rms_epsilon": float32(c.NormEps), "rope.freq_base": float32(c.RopeTheta),
 	}
 	if e := c.Experts; e != nil {
-		keys["expert_count"], keys["expert_used_count"], keys["expert_feed_forward_length"] = uint32(e.Router.Experts), uint32(e.Router.TopK), uint32(e.FFN)
+		keys["expert_count"], keys["expert_used_count"] = uint32(e.Router.Experts), uint32(e.Router.TopK)
+		if c.Type != "mixtral" {
+			keys["expert_feed_forward_length"] = uint32(e.FFN)
+		}
 		if e.Router.Sigmoid {
 			keys["expert_gating_func"], keys["expert_weights_scale"], keys["expert_weights_norm"] = uint32(2), float32(e.Router.Scale), e.Router.Renormalize
 			keys["expert_group_count"], keys["expert_group_used_count"], keys["expert_shared_count"] = uint32(e.Router.Groups), uint32(e.Router.KeepGroups), uint32(e.Shared/e.FFN)
@@ -118,14 +122,35 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	if s := c.RopeScale; s.Type == "yarn" {
 		keys["rope.scaling.type"], keys["rope.scaling.factor"], keys["rope.scaling.original_context_length"] = "yarn", float32(s.Factor), uint32(s.OriginalPositions)
 		keys["rope.scaling.yarn_beta_fast"], keys["rope.scaling.yarn_beta_slow"], keys["rope.scaling.yarn_log_multiplier"] = float32(s.BetaFast), float32(s.BetaSlow), float32(0.1*s.MScaleAllDim)
+		if c.Type == "olmo3" { // attention_factor, which the config may spell out
+			keys["rope.scaling.yarn_attn_factor"], keys["rope.freq_base_swa"] = float32(0.1*math.Log(s.Factor)+1), float32(c.LocalTheta)
+		}
 	}
-	if c.Window > 0 {
-		keys["attention.sliding_window"] = uint32(c.Window)
+	switch c.Type {
+	case "gemma2":
+		keys["attn_logit_softcapping"], keys["final_logit_softcapping"] = float32(c.ScoreCap), float32(c.LogitCap)
+	case "granite":
+		keys["embedding_scale"], keys["residual_scale"], keys["logit_scale"] = float32(c.EmbedScale), float32(c.ResidualScale), float32(c.LogitDivisor)
+		keys["attention.scale"], keys["rope.dimension_count"] = float32(c.Scale), uint32(c.HeadDim)
+	case "phi3":
+		delete(keys, "attention.key_length")
+		keys["rope.dimension_count"], keys["attention.sliding_window"] = uint32(cmp.Or(c.RotaryDim, c.HeadDim)), uint32(c.Window)
+	case "mixtral":
+		keys["rope.dimension_count"] = uint32(c.HeadDim)
+	}
+	if c.Global != nil && c.Type != "gemma2" {
 		var slides []bool
 		for l := range c.Layers {
 			slides = append(slides, c.WindowOf(l) > 0)
 		}
 		keys["attention.sliding_window_pattern"] = slides
+	}
+	if c.Window > 0 {
+		keys["attention.sliding_window"] = uint32(c.Window)
+	}
+	if s := c.RopeScale; s.Type == "longrope" && c.Type == "phi3" {
+		keys["rope.scaling.original_context_length"] = uint32(s.OriginalPositions)
+		keys["rope.scaling.attn_factor"] = float32(math.Sqrt(1 + math.Log(float64(c.Context)/float64(s.OriginalPositions))/math.Log(float64(s.OriginalPositions))))
 	}
 	for key, v := range keys {
 		g.key(arch+"."+key, v)
@@ -137,6 +162,15 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	if edit != nil {
 		edit(g)
 	}
+	if s := c.RopeScale; s.Type == "longrope" {
+		for name, list := range map[string][]float64{"rope_factors_short.weight": s.ShortFactors, "rope_factors_long.weight": s.LongFactors} {
+			var narrow []float32
+			for _, x := range list {
+				narrow = append(narrow, float32(x))
+			}
+			g.tensor(name, []int{len(narrow)}, narrow)
+		}
+	}
 	names := strings.NewReplacer(
 		"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "mlp.gate.weight", "ffn_gate_inp.weight", "mlp.experts.gate_proj", "ffn_gate_exps", "mlp.experts.up_proj", "ffn_up_exps",
 		"mlp.experts.down_proj", "ffn_down_exps", "mlp.shared_experts.gate_proj", "ffn_gate_shexp", "mlp.shared_experts.up_proj", "ffn_up_shexp", "mlp.shared_experts.down_proj", "ffn_down_shexp",
@@ -145,14 +179,14 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		"self_attn.q_conv1d", "ssm_conv1d_q", "self_attn.k_conv1d", "ssm_conv1d_k", "self_attn.v_conv1d", "ssm_conv1d_v", "self_attn.f_a_proj", "ssm_f_a", "self_attn.f_b_proj", "ssm_f_b",
 		"self_attn.g_a_proj", "ssm_g_a", "self_attn.g_b_proj", "ssm_g_b", "self_attn.b_proj", "ssm_beta", "self_attn.o_norm", "ssm_norm", "self_attn.A_log", "ssm_a", "self_attn.dt_bias", "ssm_dt.bias",
 		"model.embed_tokens", "token_embd", "model.norm", "output_norm", "lm_head", "output", "model.layers", "blk",
-		"self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v", "self_attn.o_proj", "attn_output",
+		"self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v", "self_attn.o_proj", "attn_output", "self_attn.qkv_proj", "attn_qkv", "mlp.gate_up_proj", "ffn_up",
 		"self_attn.q_norm", "attn_q_norm", "self_attn.k_norm", "attn_k_norm", "mlp.gate_proj", "ffn_gate", "mlp.up_proj", "ffn_up", "mlp.down_proj", "ffn_down",
 		"input_layernorm", "attn_norm", "pre_feedforward_layernorm", "ffn_norm", "post_feedforward_layernorm", "post_ffw_norm",
-		"post_attention_layernorm", map[bool]string{true: "ffn_norm", false: "post_attention_norm"}[arch != "gemma3" && arch != "olmo2"])
+		"post_attention_layernorm", map[bool]string{true: "ffn_norm", false: "post_attention_norm"}[arch != "gemma2" && arch != "gemma3" && arch != "olmo2"])
 	for _, p := range m.Params().All() {
 		w := graph.Data[float32](p.Tensor())
 		out := append([]float32(nil), w...)
-		switch turned := arch == "llama" || arch == "smollm3"; {
+		switch turned := arch == "llama" || arch == "smollm3" || arch == "granite"; {
 		case turned && (strings.Contains(p.Name, "q_proj") || strings.Contains(p.Name, "k_proj")):
 			n := len(w) / p.Type.Shape[0]
 			for r := range p.Type.Shape[0] {
@@ -163,7 +197,7 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 				}
 				copy(out[to*n:(to+1)*n], w[r*n:(r+1)*n])
 			}
-		case arch == "gemma3" && strings.HasSuffix(p.Name, "norm.weight"):
+		case strings.HasPrefix(arch, "gemma") && strings.HasSuffix(p.Name, "norm.weight"):
 			for i := range out {
 				out[i]++
 			}
@@ -186,6 +220,12 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 			g.tensor(strings.Replace(names.Replace(p.Name), "ffn_gate_exps", "ffn_gate_up_exps", 1), []int{p.Type.Shape[0], 2 * p.Type.Shape[1], p.Type.Shape[2]}, both)
 			continue
 		case strings.HasSuffix(p.Name, ".experts.up_proj.weight") && c.Type == "deepseek_v3":
+			continue
+		case strings.Contains(p.Name, ".experts.") && c.Type == "mixtral": // the first form, a tensor for each expert
+			n := len(w) / p.Type.Shape[0]
+			for e := range p.Type.Shape[0] {
+				g.tensor(strings.Replace(names.Replace(p.Name), "_exps", fmt.Sprintf(".%d", e), 1), p.Type.Shape[1:], w[e*n:(e+1)*n])
+			}
 			continue
 		}
 		shape := p.Type.Shape
@@ -215,17 +255,27 @@ func halvesOf(c models.Config, w []float32) (keys, values []float32) {
 
 // TestGGUFGivesTheModelOfTheFolder writes the goldens as GGUF and opens them.
 func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
-	for _, name := range []string{"llama_untied_bias", "mistral", "qwen2", "qwen3", "olmo2", "gemma3", "smollm3", "qwen3_moe", "deepseek_v3", "kimi_linear"} {
+	for _, path := range []string{
+		"golden/llama_untied_bias", "golden/mistral", "golden/mixtral", "golden/qwen2", "golden/qwen3", "golden/olmo2", "golden/olmo3", "golden/gemma", "golden/gemma2",
+		"golden/gemma3", "golden/granite", "golden/phi3", "variants/phi3_longrope", "golden/smollm3", "golden/qwen3_moe", "golden/deepseek_v3", "golden/kimi_linear",
+	} {
+		name := filepath.Base(path)
 		t.Run(name, func(t *testing.T) {
-			m, _, err := models.Load(filepath.Join("testdata/golden", name))
+			m, _, err := models.Load(filepath.Join("testdata", path))
 			require.NoError(t, err)
 			switch name { // what no key of the form can say
-			case "gemma3":
-				m.Config.Scale = 0
+			case "gemma2", "gemma3":
+				m.Config.Scale = 1 / math.Sqrt(float64(m.Config.HeadDim))
 			case "smollm3": // every fourth layer does not rotate, none slides
 				m.Config.Window, m.Config.Global, m.Config.NoRope = 0, nil, []bool{false, false, false, true, false}
 			case "deepseek_v3":
 				m.Config.RopeScale.MScale = m.Config.RopeScale.MScaleAllDim
+			case "phi3_longrope": // factors are float32 there
+				for _, list := range [][]float64{m.Config.RopeScale.ShortFactors, m.Config.RopeScale.LongFactors} {
+					for i := range list {
+						list[i] = float64(float32(list[i]))
+					}
+				}
 			}
 			dir := filepath.Join(t.TempDir(), "a[b") // a name that is no pattern
 			require.NoError(t, os.Mkdir(dir, 0o777))
@@ -235,24 +285,30 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 			require.Nil(t, o.Tokenizer)
 			c := o.Config
 			c.BOS, c.EOS, c.Pad = m.Config.BOS, m.Config.EOS, m.Config.Pad
-			if name == "gemma3" {
-				require.InDelta(t, 1/4.47213595499958, c.Scale, 1e-12, "1/sqrt(head_dim)")
-				c.Scale = 0
-			}
 			require.Equal(t, m.Config, c)
+			exact := true
 			for i, p := range m.Params().All() {
 				q := o.Params().All()[i]
 				require.Equal(t, p.Name, q.Name)
 				a, b := graph.Data[float32](p.Tensor()), graph.Data[float32](q.Tensor())
-				if name == "gemma3" && strings.HasSuffix(p.Name, "norm.weight") {
-					require.InDeltaSlice(t, a, b, 2e-7, p.Name) // 1 was added and taken away
-					continue
+				switch {
+				case strings.HasPrefix(name, "gemma") && strings.HasSuffix(p.Name, "norm.weight"): // 1 was added and taken away
+					require.InDeltaSlice(t, a, b, 2e-7, p.Name)
+					exact = false
+				case strings.HasSuffix(p.Name, ".A_log"): // through the exponential
+					require.InDeltaSlice(t, a, b, 2e-6, p.Name)
+					exact = false
+				default:
+					require.Equal(t, a, b, p.Name)
 				}
-				if strings.HasSuffix(p.Name, ".A_log") {
-					require.InDeltaSlice(t, a, b, 2e-6, p.Name) // through the exponential
-					continue
+			}
+			for _, p := range readGolden(t, filepath.Join("testdata", path)).Prompts {
+				a, b := runLogits(t, m, p.InputIDs), runLogits(t, o.Transformer, p.InputIDs)
+				if exact {
+					require.Equal(t, a, b)
+				} else {
+					require.InDeltaSlice(t, a, b, 1e-5)
 				}
-				require.Equal(t, a, b, p.Name)
 			}
 		})
 	}
@@ -297,30 +353,49 @@ func TestTokenizerFilesOfAGGUF(t *testing.T) {
 }
 
 func TestGGUFRefusals(t *testing.T) {
-	m, _, err := models.Load("testdata/golden/llama_untied_bias")
-	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "model.gguf")
-	for want, edit := range map[string]func(*ggufFile){
-		`llama.rope.dimension_count 10 is not supported (supported: 20)`:                 func(g *ggufFile) { g.key("llama.rope.dimension_count", uint32(10)) },
-		`llama.expert_count 8 is not supported (supported: 0)`:                           func(g *ggufFile) { g.key("llama.expert_count", uint32(8)) },
-		`llama.rope.scaling.type "ntk" is not supported (supported: none, linear, yarn)`: func(g *ggufFile) { g.key("llama.rope.scaling.type", "ntk") },
-		`unexpected tensors: blk.0.extra.weight`:                                         func(g *ggufFile) { g.tensor("blk.0.extra.weight", []int{2}, []float32{1, 2}) },
+	key := func(name string, v any) func(*ggufFile) { return func(g *ggufFile) { g.key(name, v) } }
+	tensor := func(name string, x ...float32) func(*ggufFile) {
+		return func(g *ggufFile) { g.tensor(name, []int{len(x)}, x) }
+	}
+	for _, c := range []struct {
+		golden, want string
+		edit         func(*ggufFile)
+	}{
+		{"llama_untied_bias", `llama.rope.dimension_count 10 is not supported (supported: 20)`, key("llama.rope.dimension_count", uint32(10))},
+		{"llama_untied_bias", `key "llama.expert_used_count"`, key("llama.expert_count", uint32(8))},
+		{"llama_untied_bias", `llama.rope.scaling.type "ntk" is not supported (supported: none, linear, yarn, longrope with rope_factors_long.weight)`, key("llama.rope.scaling.type", "ntk")},
+		{"llama_untied_bias", `unexpected tensors: blk.0.extra.weight`, tensor("blk.0.extra.weight", 1, 2)},
+		{"qwen2", `qwen2.expert_count 8 is not supported (supported: 0)`, key("qwen2.expert_count", uint32(8))},
+		{"qwen3_moe", `qwen3moe.expert_gating_func 2 is not supported (supported: 1)`, key("qwen3moe.expert_gating_func", uint32(2))},
+		{"gemma2", `gemma2.attention.sliding_window_pattern must be 1 or more, got 0`, key("gemma2.attention.sliding_window_pattern", uint32(0))},
+		{"gemma2", `gemma2.attention.sliding_window_pattern has 2 entries, gemma2.block_count is 3`, key("gemma2.attention.sliding_window_pattern", []bool{true, false})},
+		{"gemma", `gemma.attention.sliding_window 8 is not supported (supported: 0)`, key("gemma.attention.sliding_window", uint32(8))},
+		{"granite", `granite.rope.scaling.finetuned false, which is no rotation, is not supported (supported: true)`, key("granite.rope.scaling.finetuned", false)},
+		{"olmo3", `olmo2.rope.scaling.attn_factor 2 is not supported (supported: 1)`, key("olmo2.rope.scaling.attn_factor", float32(2))},
+		{"phi3", `rope_factors_long.weight is [3], required [2]`, func(g *ggufFile) {
+			tensor("rope_factors_long.weight", 1, 2, 3)(g)
+			tensor("rope_factors_short.weight", 1, 2)(g)
+		}},
+		{"phi3", `rope_factors_short.weight is missing`, tensor("rope_factors_long.weight", 1, 2)},
 	} {
-		require.NoError(t, os.WriteFile(path, ggufOf(m, edit), 0o666))
-		_, err := models.Open(path)
+		m, _, err := models.Load(filepath.Join("testdata/golden", c.golden))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, ggufOf(m, c.edit), 0o666))
+		_, err = models.Open(path)
 		require.ErrorContains(t, err, path+": ")
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, c.want)
 	}
 	g := &ggufFile{}
 	g.key("general.architecture", "rwkv")
 	require.NoError(t, os.WriteFile(path, g.bytes(), 0o666))
-	_, err = models.Open(path)
-	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: deepseek2, gemma3, kimi-linear, llama, olmo2, qwen2, qwen3, qwen3moe, smollm3)`)
+	_, err := models.Open(path)
+	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: deepseek2, gemma, gemma2, gemma3, granite, kimi-linear, llama, olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3)`)
 }
 
 // FuzzOpenGGUF: whatever a GGUF file says, opening it does not panic.
 func FuzzOpenGGUF(f *testing.F) {
-	for _, kind := range []string{"llama", "qwen2", "gemma3_text"} {
+	for _, kind := range []string{"llama", "qwen2", "gemma3_text", "phi3"} {
 		c := models.Config{Type: kind, Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 1, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, Tied: true,
 			QKVBias: kind == "qwen2", QKNorm: kind == "gemma3_text"}
 		m, err := models.New(c)

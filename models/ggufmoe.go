@@ -26,8 +26,11 @@ func (f *file) readExperts(k *ggufKeys, ck *checkpoint.Checkpoint) (sparse []boo
 	return sparse
 }
 
-// sigmoidRouter is the value of expert_gating_func for sigmoid scores.
-const sigmoidRouter = 2
+// The values of expert_gating_func.
+const (
+	softmaxRouter = 1
+	sigmoidRouter = 2
+)
 
 // readGroups reads the keys of a router with sigmoid scores.
 func (f *file) readGroups(k *ggufKeys) (groups, keep int, renormalize bool) {
@@ -104,6 +107,23 @@ var kimiGGUF = ggufForm{name: "kimi-linear", norms: llamaNorms, latent: true, mo
 		f.LayerTypes = append(f.LayerTypes, kind)
 	}
 }}
+
+// ggufParts are the tensors of a parameter: stacks are one, but in the first files
+// of mixtures, which have a tensor for each expert.
+func (s *source) ggufParts(p *graph.Param) []string {
+	layer, kind, ok := strings.Cut(p.Name, ".mlp.experts.")
+	part := func(e int) string {
+		return fmt.Sprintf("blk.%s.ffn_%s.%d.weight", strings.TrimPrefix(layer, "model.layers."), strings.TrimSuffix(kind, "_proj.weight"), e)
+	}
+	if _, parted := s.ck.Lookup(part(0)); !ok || !parted || p.Type.Shape[0] > len(s.ck.Tensors()) {
+		return []string{p.Name}
+	}
+	var names []string
+	for e := range p.Type.Shape[0] {
+		names = append(names, part(e))
+	}
+	return names
+}
 
 // fusedExperts finds the stack [E,2F,D] in which newer files have gate_proj (half
 // 0) and up_proj (half 1) of each expert one after the other.

@@ -2,8 +2,10 @@ package models
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models/checkpoint"
 )
 
 // granite is llama with four multipliers: of the embedding, of what attention and
@@ -43,4 +45,12 @@ var granite = architecture{
 		x = l.add(x, l.attention(l.norm("input_layernorm", x)))
 		return l.add(x, l.gatedUnit(l.norm("post_attention_layernorm", x)))
 	},
+	gguf: &ggufForm{name: "granite", turned: true, norms: llamaNorms, more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+		read := func(key string, otherwise float64) decimal { return decimal(tidy(orElse(k, key, k.float, otherwise))) }
+		f.EmbedMultiplier, f.AddMultiplier = read("embedding_scale", 1), read("residual_scale", 1)
+		f.ScoreMultiplier, f.LogitsScaling = read("attention.scale", 1/math.Sqrt(float64(*f.HeadDim))), read("logit_scale", 1)
+		if key := "rope.scaling.finetuned"; !orElse(k, key, k.bool, true) && k.err == nil {
+			k.err = fmt.Errorf("%s%s false, which is no rotation, is not supported (supported: true)", k.prefix, key)
+		}
+	}},
 }

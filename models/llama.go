@@ -19,10 +19,10 @@ var llama = architecture{
 	},
 	write: func(f *file, c *Config) { f.AttentionBias, f.MLPBias = c.QKVBias, c.MLPBias },
 	layer: llamaLayer,
-	gguf:  &llamaGGUF,
+	gguf: &ggufForm{name: "llama", turned: true, norms: llamaNorms, is: func(k *ggufKeys) bool {
+		return k.window() == 0 && k.experts() == 0
+	}},
 }
-
-var llamaGGUF = ggufForm{name: "llama", turned: true, norms: llamaNorms}
 
 func llamaLayer(l *layer, x *graph.Node) *graph.Node {
 	x = ops.Add(x, l.attention(l.norm("input_layernorm", x)))

@@ -206,7 +206,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 	for _, p := range params {
 		names := m.Config.onDisk(p.Name)
 		if s.gguf != nil {
-			names = []string{p.Name} // stacks are one tensor there
+			names = s.ggufParts(p)
 		}
 		want := p.Type.Shape
 		if halves := s.splitKV(p.Name); halves != nil {
@@ -266,7 +266,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		case used[t.Name()]:
 		case s.sees(t.Name()):
 			report.Sight = append(report.Sight, t.Name())
-		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(s.ours(t.Name())), len(codes) > 0 && isActivationStep(t.Name()), s.gguf != nil && t.Name() == ropeFactors,
+		case strings.HasSuffix(t.Name(), ".rotary_emb.inv_freq"), m.Config.skips(s.ours(t.Name())), len(codes) > 0 && isActivationStep(t.Name()), s.gguf != nil && isRopeFactors(t.Name()),
 			m.Config.Tied && hasHead && t == head:
 			report.Ignored = append(report.Ignored, t.Name())
 		default:
@@ -318,7 +318,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		}
 		if fused, half := s.fusedExperts(want.Name); fused != nil {
 			err = readHalf(p, fused, half)
-		} else if len(parts) > 1 && s.gguf != nil {
+		} else if s.splitKV(want.Name) != nil {
 			err = m.readKV(p, parts)
 		} else if len(parts) > 1 {
 			err = readStack(p, parts, codes)

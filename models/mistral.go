@@ -19,5 +19,7 @@ var mistral = architecture{
 		}
 	},
 	layer: llamaLayer,
-	gguf:  &llamaGGUF, // with a window
+	gguf: &ggufForm{name: "llama", turned: true, norms: llamaNorms, windows: true, is: func(k *ggufKeys) bool {
+		return k.window() > 0 && k.experts() == 0
+	}},
 }

@@ -1,6 +1,9 @@
 package models
 
-import "github.com/seafan/seafan/ops"
+import (
+	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/ops"
+)
 
 // mixtral is mistral with a mixture of experts in each layer, whose weights are
 // those of the chosen experts alone. Source: Jiang et al. (arXiv:2401.04088).
@@ -24,4 +27,10 @@ var mixtral = architecture{
 	},
 	layer:  sparseLayer,
 	onDisk: kimiOnDisk,
+	gguf: &ggufForm{name: "llama", turned: true, norms: llamaNorms, windows: true,
+		is: func(k *ggufKeys) bool { return k.experts() > 0 },
+		more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+			f.LocalExperts, f.TopK = k.experts(), new(k.int("expert_used_count"))
+		},
+	},
 }

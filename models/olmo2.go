@@ -24,7 +24,5 @@ var olmo2 = architecture{
 		x = ops.Add(x, l.norm("post_attention_layernorm", l.attention(x)))
 		return ops.Add(x, l.norm("post_feedforward_layernorm", l.gatedUnit(x)))
 	},
-	gguf: &ggufForm{name: "olmo2", norms: map[string]string{
-		"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm",
-	}},
+	gguf: &ggufForm{name: "olmo2", norms: gemmaNorms, is: func(k *ggufKeys) bool { return k.window() == 0 }},
 }

@@ -1,5 +1,7 @@
 package models
 
+import "github.com/seafan/seafan/models/checkpoint"
+
 // olmo3 is olmo2 with a window on three layers of four, whose rotation is not
 // scaled. Source: Team OLMo, Olmo 3 (2025).
 var olmo3 = architecture{
@@ -30,4 +32,10 @@ var olmo3 = architecture{
 	},
 	wholeNorm: true,
 	layer:     olmo2.layer,
+	gguf: &ggufForm{name: "olmo2", norms: gemmaNorms, windows: true,
+		is: func(k *ggufKeys) bool { return k.window() > 0 },
+		more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+			f.RopeParameters = &rope{Sliding: &rope{Theta: new(tidy(orElse(k, "rope.freq_base_swa", k.float, *f.RopeTheta)))}}
+		},
+	},
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/ops"
 )
 
@@ -30,6 +31,11 @@ var phi3 = architecture{
 		x = ops.Add(x, l.fusedAttention(l.norm("input_layernorm", x)))
 		return ops.Add(x, l.fusedUnit(l.norm("post_attention_layernorm", x)))
 	},
+	gguf: &ggufForm{name: "phi3", norms: llamaNorms, windows: true, more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+		if n := orElse(k, "rope.dimension_count", k.int, *f.HeadDim); n != *f.HeadDim {
+			f.setTurning(n, *f.HeadDim)
+		}
+	}},
 }
 
 // suRope is what longrope was called first.
