@@ -23,6 +23,7 @@ const (
 	Q5_K
 	Q6_K
 	IQ4_NL
+	IQ4_XS
 	MXFP4
 	codingCount
 )
@@ -49,6 +50,7 @@ var codings = [codingCount]struct {
 	Q5_K:   {"Q5_K", block{256, 176}, decodeQ5_K},
 	Q6_K:   {"Q6_K", block{256, 210}, decodeQ6_K},
 	IQ4_NL: {"IQ4_NL", block{32, 18}, decodeIQ4_NL},
+	IQ4_XS: {"IQ4_XS", block{256, 136}, decodeIQ4_XS},
 	MXFP4:  {"MXFP4", block{32, 17}, decodeMXFP4},
 }
 

@@ -40,13 +40,13 @@ var ggufTypes = map[uint32]struct {
 	24: {dtype: dtype.Int8}, 25: {dtype: dtype.Int16}, 26: {dtype: dtype.Int32}, 27: {dtype: dtype.Int64},
 	2: {coding: Q4_0}, 3: {coding: Q4_1}, 6: {coding: Q5_0}, 7: {coding: Q5_1}, 8: {coding: Q8_0},
 	10: {coding: Q2_K}, 11: {coding: Q3_K}, 12: {coding: Q4_K}, 13: {coding: Q5_K}, 14: {coding: Q6_K},
-	20: {coding: IQ4_NL}, 39: {coding: MXFP4},
+	20: {coding: IQ4_NL}, 23: {coding: IQ4_XS}, 39: {coding: MXFP4},
 }
 
 // ggufUnread names the types that are known and not read.
 var ggufUnread = map[uint32]string{
 	9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-	23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
+	29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }
 
 func (c *Checkpoint) parseGGUF(s *source) error {

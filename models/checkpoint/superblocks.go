@@ -3,6 +3,8 @@
 
 package checkpoint
 
+import "encoding/binary"
+
 // decodeQ2_K: s[16], q[64], d, m; 16 runs of 16 with 4-bit scale (low half of
 // s) and minimum (high half); x = d s q - m t, q of 2 bits. Byte i of a group
 // of 32 holds elements i, i+32, i+64, i+96 of 128.
@@ -94,6 +96,21 @@ func decodeQ6_K(dst []float32, b []byte) {
 		for i := range 16 {
 			q := l[i]>>(part/2*4)&15 | h[i]>>(part*2)&3<<4
 			dst[run*16+i] = scale * float32(int(q)-32)
+		}
+	}
+}
+
+// decodeIQ4_XS: d, h of 16 bits, s[4], q[128]; 8 runs of 32 with 6-bit scales, four
+// bits of s and two of h each; x = d (s - 32) level[q], levels and order those of
+// IQ4_NL.
+func decodeIQ4_XS(dst []float32, b []byte) {
+	d, high, low, q := half(b), binary.LittleEndian.Uint16(b[2:]), b[4:8], b[8:136]
+	for run := range 8 {
+		s := int(low[run/2]>>(run%2*4)&15) | int(high>>(2*run)&3)<<4
+		scale := d * float32(s-32)
+		for i, x := range q[run*16 : run*16+16] {
+			dst[run*32+i] = scale * iq4Values[x&15]
+			dst[run*32+i+16] = scale * iq4Values[x>>4]
 		}
 	}
 }

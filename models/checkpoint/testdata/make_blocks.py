@@ -19,7 +19,7 @@ for kind, v in values.items():
 
 # Where each coding keeps its F16 numbers, which are set to ordinary values.
 halves = {Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108],
-          Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.MXFP4: []}
+          Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.MXFP4: [], Q.IQ4_XS: [0]}
 for kind, places in halves.items():
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     rows, blocks = 2, 2 if elements == 256 else 8
