@@ -389,6 +389,46 @@ func TestSpreadPlansTakeOverInputsByResults(t *testing.T) {
 	}
 }
 
+// half is x in two results.
+type half struct{}
+
+func (half) Name() string                                { return "test_half" }
+func (half) Infer(in []graph.Type) ([]graph.Type, error) { return []graph.Type{in[0], in[0]}, nil }
+
+func init() {
+	graph.Register(graph.Def{Name: "test_half", Native: func(c *graph.Call) error {
+		for i, v := range graph.Data[float32](c.In[0]) {
+			graph.Data[float32](c.Out[0])[i], graph.Data[float32](c.Out[1])[i] = v/2, v/2
+		}
+		return nil
+	}})
+}
+
+func TestSpreadResultsLiveAsLongAsTheyAreRead(t *testing.T) {
+	b := graph.New()
+	first := graph.ApplyAll("first", half{}, b.Input("x", dtype.Float32, 1024))
+	second := graph.ApplyAll("second", half{}, graph.Apply(scale{8}, first[0])) // which takes over first[0], but not first[1]
+	out := graph.Apply(graph.Add{}, graph.Apply(graph.Add{}, graph.Apply(scale{8}, second[0]), second[1]), first[1])
+	for _, spread := range []bool{false, true} {
+		plan, err := b.Plan(out)
+		require.NoError(t, err)
+		arena := 5 * 4096
+		if spread {
+			plan.Spread()
+			arena = 4 * 4096
+		}
+		require.Equal(t, arena, plan.Arena)
+		run, err := plan.Native(graph.Poison())
+		require.NoError(t, err)
+		x := make([]float32, 1024)
+		x[3] = 1
+		require.NoError(t, run.Do(context.Background(), graph.Feeds{"x": x}))
+		v, err := run.Value(out)
+		require.NoError(t, err)
+		require.Equal(t, float32(16+2+0.5), graph.Data[float32](v)[3])
+	}
+}
+
 func TestPlanSharesMemory(t *testing.T) {
 	b := graph.New()
 	x := b.Input("x", dtype.Float32, 1024)

@@ -78,13 +78,14 @@ func (b *Builder) Plan(outputs ...*Node) (*Plan, error) {
 	return p, nil
 }
 
-// Spread places the values anew, each result of an op that has several and an
-// InPlace by itself, so that it can take over the memory of an input. Native alone
-// runs such a plan; an executor that was made before goes by places that are gone.
+// Spread places the values anew, each result of an op that has several by itself: it
+// lives no longer than it is read, and can take over the memory of an input, or give
+// its own. Native alone runs such a plan; an executor that was made before goes by
+// places that are gone.
 func (p *Plan) Spread() {
 	p.spread = map[*Node][]*buffer{}
 	for _, n := range p.nodes {
-		if len(n.outs) > 1 && len(n.def.InPlace) > 0 {
+		if len(n.outs) > 1 {
 			p.spread[n] = make([]*buffer, len(n.outs))
 		}
 	}
