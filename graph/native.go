@@ -132,7 +132,8 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 		default:
 			out = n.split(r.tensor(n))
 		}
-		r.calls[i] = Call{Op: n.op, In: row(in...), Out: row(out...), node: n, def: n.def}
+		r.calls[i] = CallOf(n)
+		r.calls[i].In, r.calls[i].Out = row(in...), row(out...)
 	}
 	r.gather()
 	return r, nil

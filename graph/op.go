@@ -88,6 +88,12 @@ type Call struct {
 	def  *Def
 }
 
+// CallOf is a call of n that lacks its tensors, for an executor of one's own.
+func CallOf(n *Node) Call {
+	n = n.some()
+	return Call{Op: n.op, node: n, def: n.def}
+}
+
 // Param is the parameter that input i is, nil where it is not a leaf with
 // memory of its own. Through it a body finds what it keeps with a weight.
 func (c *Call) Param(i int) *Param {

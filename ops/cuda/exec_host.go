@@ -41,7 +41,7 @@ func (p *program) bind(h *hostStep) error {
 	if def.Native == nil {
 		return fmt.Errorf("cuda: %s: %s has neither a kernel nor a native body", h.node.Name(), h.node.Op().Name())
 	}
-	h.native, h.call = def.Native, graph.Call{Op: h.node.Op()}
+	h.native, h.call = def.Native, graph.CallOf(h.node)
 	for _, in := range h.node.In() {
 		h.call.In = append(h.call.In, p.tensor(in))
 	}

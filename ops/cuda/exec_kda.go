@@ -340,16 +340,21 @@ func shortConvSlotsBody(c *Call) error {
 	return ShortConv{Type: c.Type(), T: tokens, C: w.Shape[0], Width: w.Shape[1], KDASequences: c.sequences(s), Y: c.Output(0), X: x, W: taps, State: pool, Next: pool, Owner: c.owners(s)}.Launch(c)
 }
 
-// checkDecay tests a log-decay that is fed.
-func (c *Call) checkDecay(i int) {
+// checkDecay tests a log-decay that is fed, or what it is a view of, in the rows that are some sequence's.
+func (c *Call) checkDecay(i int, s slotted) {
 	n := c.In[i]
-	if n.Op() != nil || n.Param() != nil || n.Const() != nil {
+	root, at := rootOf(n), int(c.p.offset(n))/4
+	if root.Op() != nil || root.Param() != nil || root.Const() != nil {
 		return
 	}
 	hv, dk := n.Dim(-2), n.Dim(-1)
-	c.Check([2]any{"decay", n}, func(f graph.Feeds) error {
-		g, _ := f[n.Name()].([]float32)
-		return cpu.CheckKDADecay(g, hv, dk)
+	c.Check([3]any{"decay", n, s}, func(f graph.Feeds) error {
+		g, _ := f[root.Name()].([]float32)
+		rows := 0
+		if s.n > 0 {
+			_, rows = s.bounds(f, s.n-1)
+		}
+		return cpu.CheckKDADecay(g[at:][:rows*hv*dk], hv, dk)
 	})
 }
 
@@ -377,7 +382,7 @@ func kdaBody(c *Call) error {
 			return err
 		}
 	}
-	c.checkDecay(3)
+	c.checkDecay(3, s)
 	return c.kdaTokens(t, s, o.Recurrent)
 }
 
@@ -418,7 +423,7 @@ func kdaSlotsBody(c *Call) error {
 	if err := errors.Join(c.inputs(0, &d.Q, &d.K, &d.V), c.wide(3, &d.G, &d.Beta, &d.State)); err != nil {
 		return err
 	}
-	c.checkDecay(3)
+	c.checkDecay(3, s)
 	if !byRow {
 		if err := c.Fill(d.Out, 0, int64(tokens*d.HV*d.DV*c.Type().Size())); err != nil {
 			return err

@@ -98,7 +98,8 @@ func TestExecutorPreparesSequences(t *testing.T) {
 func TestK06_PositiveDecayIsRefusedBeforeTheDevice(t *testing.T) {
 	b := graph.New()
 	in := func(name string, dims ...int) *graph.Node { return b.Input(name, dtype.Float32, dims...) }
-	o, state := ops.KDA(in("q", 6, 1, 16), in("k", 6, 1, 16), in("v", 6, 1, 16), in("g", 6, 1, 16), in("beta", 6, 1), ops.KDAOptions{Cu: b.Input("cu", dtype.Int32, 3)})
+	fed := ops.Reshape(in("g", 6, 16), 6, 1, 16) // a view is fed too
+	o, state := ops.KDA(in("q", 6, 1, 16), in("k", 6, 1, 16), in("v", 6, 1, 16), fed, in("beta", 6, 1), ops.KDAOptions{Cu: b.Input("cu", dtype.Int32, 3)})
 	plan, err := b.Plan(o, state)
 	require.NoError(t, err)
 	p, err := lower(plan, targets["sm_90"], BF16, true, nil)
@@ -117,6 +118,45 @@ func TestK06_PositiveDecayIsRefusedBeforeTheDevice(t *testing.T) {
 	g[2*16+3] = -1
 	feeds["cu"] = []int32{0, 2, 5}
 	require.EqualError(t, p.stage(feeds, mem), "cuda: kda: cu_seqlens: must end at the number of tokens 6, ends at 5")
+}
+
+// So it is where a node of the plan runs natively, with the rows of requests alone: what lies behind them is nobody's.
+func TestK06_DecaysOfSlotsAreRefused(t *testing.T) {
+	for _, native := range []bool{false, true} {
+		b := graph.New(graph.States(graph.NewParams()))
+		in := func(name string, dims ...int) *graph.Node { return b.Input(name, dtype.Float32, dims...) }
+		slots := ops.Slots{QOIndptr: b.Input("qo", dtype.Int32, 3), Slots: b.Input("slots", dtype.Int32, 2), Starts: b.Input("starts", dtype.Int32, 2)}
+		if native { // kernels want starts that are fed, not a view
+			slots.Starts = ops.Reshape(b.Input("begin", dtype.Int32, 1, 2), 2)
+		}
+		o := ops.KDASlots(in("q", 6, 1, 16), in("k", 6, 1, 16), in("v", 6, 1, 16), ops.Reshape(in("g", 6, 16), 6, 1, 16), in("beta", 6, 1), b.State("pool", dtype.Float32, 2, 1, 16, 16), slots, ops.KDASlotsOp{})
+		plan, err := b.Plan(o)
+		require.NoError(t, err)
+		p, err := lower(plan, targets["sm_90"], BF16, false, nil)
+		require.NoError(t, err)
+		require.Equal(t, native, p.steps[len(p.steps)-1].host != nil)
+		g := make([]float32, 96)
+		feeds := graph.Feeds{"q": make([]float32, 96), "k": make([]float32, 96), "v": make([]float32, 96), "g": g, "beta": make([]float32, 6), "qo": []int32{0, 2, 5}, "slots": []int32{1, 0}, "starts": []int32{0, 0}}
+		if native {
+			feeds["begin"] = []int32{0, 0}
+			delete(feeds, "starts")
+		}
+		run := func() error {
+			if err := p.stage(feeds, make([]byte, p.fed.bytes)); err != nil {
+				return err
+			}
+			for _, s := range p.steps {
+				if s.host != nil {
+					return s.host.native(&s.host.call)
+				}
+			}
+			return nil
+		}
+		g[5*16] = float32(math.NaN())
+		require.NoError(t, run())
+		g[4*16+3] = float32(math.NaN())
+		require.ErrorContains(t, run(), "kda: g must be finite and at most 0 (it is the logarithm of a decay): g[4,0,3] is NaN")
+	}
 }
 
 func hasInput(p *program, name string) bool {
