@@ -65,7 +65,7 @@ const choiceBias = "gate.e_score_correction_bias"
 
 func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node {
 	n, d := e.Router.Experts, l.c.Hidden
-	logits := ops.Linear(x, s.Param("gate.weight", n, d))
+	logits := ops.Linear(x, weight(s, "gate.weight", n, d))
 	var bias *graph.Node
 	if e.Bias {
 		bias = s.Param(choiceBias, n)

@@ -53,7 +53,7 @@ func (l *layer) latentAttention(x *graph.Node) *graph.Node {
 		return x // the builder has the error
 	}
 	latent := l.arch.norm(s, "kv_a_layernorm", parts[0], latentEps)
-	w := s.Param("kv_b_proj.weight", c.Heads*(a.Nope+a.V), a.KVRank)
+	w := weight(s, "kv_b_proj.weight", c.Heads*(a.Nope+a.V), a.KVRank)
 	o := ops.Reshape(l.mix.Latent(l.index, a, q, latent, parts[1], w), append(slices.Clone(lead), c.Heads*a.V)...)
 	return l.drop.apply(linear(s, "o_proj", o, c.Hidden, c.OutputBias), fmt.Sprintf("attn.%d", l.index))
 }

@@ -1,7 +1,9 @@
 package models_test
 
 import (
+	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +13,8 @@ import (
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/models/generate"
+	"github.com/seafan/seafan/ops"
 )
 
 // fp8Folder is golden qwen3 with its projections in E4M3, with steps for the
@@ -94,4 +98,44 @@ func TestFP8WithoutStepsIsRefused(t *testing.T) {
 	_, err := models.Open(dir)
 	require.ErrorContains(t, err, "model.layers.0.mlp.up_proj.weight")
 	require.ErrorContains(t, err, "_scale")
+}
+
+// TestLatentsAndRoutersReadBlocks: files may have kv_b_proj whole, and routers, in the
+// blocks that other matrices lie in.
+func TestLatentsAndRoutersReadBlocks(t *testing.T) {
+	config := models.Config{Type: "deepseek_v3", Vocab: 24, Hidden: 32, FFN: 16, Layers: 1, Heads: 2, KVHeads: 2, HeadDim: 12, Context: 16, NormEps: 1e-6, RopeTheta: 1e4,
+		Latent:  &models.Latent{KVRank: 32, Nope: 8, Rope: 4, V: 8},
+		Experts: &models.Experts{FFN: 16, Dense: []bool{false}, Router: ops.Router{Experts: 4, TopK: 2, Sigmoid: true}}}
+	wide, err := models.New(config)
+	require.NoError(t, err)
+	coded, err := models.New(config)
+	require.NoError(t, err)
+	for name, n := range map[string]int{"model.layers.0.self_attn.kv_b_proj.weight": 32, "model.layers.0.mlp.gate.weight": 4} {
+		p, err := coded.Params().Add(name, graph.T(dtype.UInt8, n, ops.Q8_0.Bytes(32)), false)
+		require.NoError(t, err)
+		ops.SetCoding(p, ops.Q8_0)
+		for i := range p.Tensor().Bytes() {
+			p.Tensor().Bytes()[i] = []byte{0, 0x14, byte(37 * i), byte(91 * i)}[min(i%34, 2+i%2)] // a step of 2^-10
+		}
+		p.Touch()
+		q, err := wide.Params().Add(name, graph.T(dtype.Float32, n, 32), false)
+		require.NoError(t, err)
+		ops.Q8_0.Widen(graph.Data[float32](q.Tensor()), p.Tensor().Bytes(), 0, n, 32)
+		q.Touch()
+	}
+	require.NoError(t, wide.Init(3))
+	require.NoError(t, coded.Init(3))
+	ids := []int32{3, 1, 4, 1, 5, 9, 2, 6}
+	require.InDeltaSlice(t, slices.Clone(runLogits(t, wide, ids)), runLogits(t, coded, ids), 1e-6)
+	var logs []float64
+	for _, m := range []*models.Transformer{wide, coded} { // through pages, of latents and of keys and values
+		s, err := generate.New(m, generate.Options{Logprobs: true})
+		require.NoError(t, err)
+		r, err := s.Add(ids, generate.Sampling{})
+		require.NoError(t, err)
+		_, err = r.Next(context.Background())
+		require.NoError(t, err)
+		logs = append(logs, r.Logprob())
+	}
+	require.InDelta(t, logs[0], logs[1], 1e-6)
 }
