@@ -52,6 +52,7 @@ var architectures = map[string]*architecture{
 	"olmo2":       &olmo2,
 	"smollm3":     &smollm3,
 	"kimi_linear": &kimiLinear,
+	"qwen2_moe":   &qwen2Moe,
 	"qwen3_moe":   &qwen3Moe,
 	"deepseek_v3": &deepseek3,
 }

@@ -271,7 +271,7 @@ func (c Config) Check() error {
 		return fmt.Errorf("%s must have Delta and Latent", kimiType)
 	case architectures[c.Type] == &deepseek3 && (c.Latent == nil || c.Experts == nil):
 		return fmt.Errorf("%s must have Latent and Experts", c.Type)
-	case (architectures[c.Type] == &qwen3Moe || architectures[c.Type] == &mixtral) && c.Experts == nil:
+	case slices.Contains([]*architecture{&qwen2Moe, &qwen3Moe, &mixtral}, architectures[c.Type]) && c.Experts == nil:
 		return fmt.Errorf("%s must have Experts", c.Type)
 	}
 	if c.Delta != nil {

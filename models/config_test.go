@@ -100,7 +100,7 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		value    any
 		want     string
 	}{
-		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, granite, kimi_linear, llama, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen3, qwen3_moe, smollm3)`},
+		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, granite, kimi_linear, llama, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3)`},
 		{"llama3", "hidden_act", "relu", `hidden_act "relu" is not supported for llama (supported: silu)`},
 		{"llama3", "pretraining_tp", 2, "pretraining_tp 2 is not supported (supported: 1)"},
 		{"llama3", "quantization_config", map[string]any{"quant_method": "gptq"}, `quantization_config: quant_method "gptq" is not supported (supported: fp8, fbgemm_fp8, compressed-tensors)`},
@@ -124,6 +124,7 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		{"qwen3_moe", "num_experts_per_tok", 7, "router: top-k must be from 1 to the number of experts, got top-k 7 of 6 experts"},
 		{"qwen3_moe", "decoder_sparse_step", -1, "decoder_sparse_step must be 1 or more, got -1"},
 		{"qwen3_moe", "moe_intermediate_size", -1, "moe_intermediate_size must be 1 to 2^30, got -1"},
+		{"qwen2_moe", "shared_expert_intermediate_size", 0, "the width of a shared expert with a gate must be 1 or more, got 0"},
 		{"deepseek_v3", "scoring_func", "softmax", `scoring_func "softmax" is not supported (supported: sigmoid)`},
 		{"deepseek_v3", "topk_method", "greedy", `topk_method "greedy" is not supported (supported: noaux_tc)`},
 		{"deepseek_v3", "n_group", 3, "router: 8 experts do not make 3 groups of one size"},
@@ -319,7 +320,7 @@ func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
 		"EmbedScale 2: it would read as 1":               func(c *models.Config) { c.EmbedScale = 2 },
 		"ResidualScale 2: it would read as 1":            func(c *models.Config) { c.ResidualScale = 2 },
 		"LogitDivisor 2: it would read as 1":             func(c *models.Config) { c.LogitDivisor = 2 },
-		"Experts {Router:{Experts:2 TopK:1 Groups:0 KeepGroups:0 Sigmoid:false Renormalize:false Scale:1} FFN:8 Shared:0 Bias:false Dense:[false false]}: it would read as <nil>": func(c *models.Config) {
+		"Experts {Router:{Experts:2 TopK:1 Groups:0 KeepGroups:0 Sigmoid:false Renormalize:false Scale:1} FFN:8 Shared:0 Gated:false Bias:false Dense:[false false]}: it would read as <nil>": func(c *models.Config) {
 			c.Experts = &models.Experts{FFN: 8, Dense: make([]bool, 2), Router: ops.Router{Experts: 2, TopK: 1}}
 		},
 	} {

@@ -36,6 +36,7 @@ type file struct {
 	PartialRotary    *float64 `json:"partial_rotary_factor,omitempty"`
 	Tied             bool     `json:"tie_word_embeddings"`
 	AttentionBias    bool     `json:"attention_bias"`
+	QKVBias          *bool    `json:"qkv_bias,omitempty"`
 	MLPBias          bool     `json:"mlp_bias"`
 	SlidingWindow    *int     `json:"sliding_window"`
 	UseSlidingWindow bool     `json:"use_sliding_window"`
@@ -63,6 +64,7 @@ type file struct {
 	LocalExperts  int     `json:"num_local_experts,omitempty"`
 	RoutedExperts int     `json:"n_routed_experts,omitempty"`
 	SharedExperts *int    `json:"n_shared_experts,omitempty"`
+	SharedFFN     int     `json:"shared_expert_intermediate_size,omitempty"`
 	TopK          *int    `json:"num_experts_per_tok,omitempty"`
 	NormTopK      *bool   `json:"norm_topk_prob,omitempty"`
 	RoutedScale   decimal `json:"routed_scaling_factor,omitempty"`

@@ -3,6 +3,7 @@
 package models
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ type Experts struct {
 	Router ops.Router
 	FFN    int    // width of one expert
 	Shared int    // width of the expert that every token has; 0: none
+	Gated  bool   // that expert is multiplied by the sigmoid of a gate of its own
 	Bias   bool   // the choice adds a bias to the scores, which is not trained
 	Dense  []bool // by layer: the gated unit and no mixture
 }
@@ -26,6 +28,8 @@ func (e *Experts) check(layers int) error {
 		return fmt.Errorf("moe_intermediate_size must be 1 to 2^30, got %d", e.FFN)
 	case e.Shared < 0 || e.Shared > 1<<30:
 		return fmt.Errorf("the width of the shared experts must be 0 to 2^30, got %d", e.Shared)
+	case e.Gated && e.Shared == 0:
+		return errors.New("the width of a shared expert with a gate must be 1 or more, got 0")
 	case e.Router.Experts > 1<<16:
 		return fmt.Errorf("at most 65536 experts are supported, got %d", e.Router.Experts)
 	case len(e.Dense) != layers:
@@ -78,7 +82,11 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 	s.Output(choicesName(l.index), ids)
 	y := ops.Experts(x, weights, ids,
 		s.Param("experts.gate_proj.weight", n, e.FFN, d), s.Param("experts.up_proj.weight", n, e.FFN, d), s.Param("experts.down_proj.weight", n, d, e.FFN))
-	if e.Shared > 0 {
+	switch {
+	case e.Gated:
+		z := l.gated(s.Scope("shared_expert"), x, e.Shared)
+		y = ops.Add(y, ops.Mul(z, ops.KDABeta(linear(s, "shared_expert_gate", x, 1, false), false)))
+	case e.Shared > 0:
 		y = ops.Add(y, l.gated(s.Scope("shared_experts"), x, e.Shared))
 	}
 	return y

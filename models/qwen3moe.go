@@ -24,31 +24,40 @@ var qwen3Moe = architecture{
 		if f.UseSlidingWindow && f.SlidingWindow != nil {
 			c.Window = *f.SlidingWindow
 		}
-		if f.SparseStep < 1 {
-			return fmt.Errorf("decoder_sparse_step must be 1 or more, got %d", f.SparseStep)
-		}
-		e := Experts{FFN: f.ExpertFFN, Router: ops.Router{Experts: f.experts(), TopK: f.topK(), Renormalize: f.NormTopK != nil && *f.NormTopK}}
-		for l := range c.Layers {
-			e.Dense = append(e.Dense, (l+1)%f.SparseStep != 0 || slices.Contains(f.DenseLayers, l))
-		}
-		c.Experts = &e
-		return nil
+		return f.qwenExperts(c)
 	},
 	write: func(f *file, c *Config) {
-		e := c.Experts
 		f.AttentionBias = c.QKVBias
 		if c.Window > 0 {
 			f.UseSlidingWindow, f.SlidingWindow = true, &c.Window
 		}
-		f.ExpertFFN, f.ExpertCount, f.TopK, f.NormTopK, f.SparseStep = e.FFN, e.Router.Experts, &e.Router.TopK, &e.Router.Renormalize, 1
-		for l, dense := range e.Dense {
-			if dense {
-				f.DenseLayers = append(f.DenseLayers, l)
-			}
-		}
+		f.setQwenExperts(c.Experts)
 	},
 	layer: sparseLayer,
 	gguf:  &qwen3MoeGGUF,
+}
+
+// qwenExperts reads the mixtures of qwen2_moe and qwen3_moe.
+func (f *file) qwenExperts(c *Config) error {
+	if f.SparseStep < 1 {
+		return fmt.Errorf("decoder_sparse_step must be 1 or more, got %d", f.SparseStep)
+	}
+	e := Experts{FFN: f.ExpertFFN, Router: ops.Router{Experts: f.experts(), TopK: f.topK(), Renormalize: f.NormTopK != nil && *f.NormTopK}}
+	for l := range c.Layers {
+		e.Dense = append(e.Dense, (l+1)%f.SparseStep != 0 || slices.Contains(f.DenseLayers, l))
+	}
+	c.Experts = &e
+	return nil
+}
+
+// setQwenExperts is the way back.
+func (f *file) setQwenExperts(e *Experts) {
+	f.ExpertFFN, f.ExpertCount, f.TopK, f.NormTopK, f.SparseStep = e.FFN, e.Router.Experts, &e.Router.TopK, &e.Router.Renormalize, 1
+	for l, dense := range e.Dense {
+		if dense {
+			f.DenseLayers = append(f.DenseLayers, l)
+		}
+	}
 }
 
 // sparseLayer is llamaLayer with a mixture where the layer has one.

@@ -95,6 +95,13 @@ def mixtral():
     return transformers.MixtralForCausalLM, c, torch.bfloat16
 
 
+def qwen2_moe():
+    c = transformers.Qwen2MoeConfig(**small(
+        moe_intermediate_size=16, shared_expert_intermediate_size=20, num_experts=5, num_experts_per_tok=3, mlp_only_layers=[1],
+        use_sliding_window=True, sliding_window=16, max_window_layers=2))
+    return transformers.Qwen2MoeForCausalLM, c, torch.bfloat16
+
+
 def olmo3():
     c = transformers.Olmo3Config(**small(sliding_window=16, layer_types=[
         "sliding_attention", "full_attention", "sliding_attention"], rope_parameters={

@@ -16,4 +16,10 @@ func TestMSEAndMulOracles(t *testing.T) {
 	CheckGradient(t, "mul",
 		func(in [][]float64) [][]float64 { return [][]float64{Mul(in[0], in[1])} },
 		func(in, d [][]float64) [][]float64 { return [][]float64{Mul(d[0], in[1]), Mul(d[0], in[0])} }, x, y)
+	near(t, []float64{-2, -6, 4, 20}, MulRows([]float64{1, 3, 1, 5}, []float64{-2, 4}), 0)
+	CheckGradient(t, "mul",
+		func(in [][]float64) [][]float64 { return [][]float64{MulRows(in[0], in[1])} },
+		func(in, d [][]float64) [][]float64 {
+			return [][]float64{MulRows(d[0], in[1]), MulRowsGrad(d[0], in[0], len(in[1]))}
+		}, Normals("x", 21, 1), Normals("y", 3, 1))
 }

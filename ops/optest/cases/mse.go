@@ -40,7 +40,17 @@ func mulCases() []Case {
 			C: 1, CGrad: 1, // one rounding
 		})
 	}
+	for _, shape := range [][]int{{63, 1}, {3, 65}, {2, 33, 1000}} {
+		cs = append(cs, Case{Op: "mul", Name: fmt.Sprint("rows ", shape), In: []Input{Normal("x", shape...), Normal("y", append(shape[:len(shape)-1:len(shape)-1], 1)...)},
+			Build:  func(in []*graph.Node) []*graph.Node { return one(ops.Mul(in[0], in[1])) },
+			Oracle: func(in []Input) [][]float64 { return [][]float64{optest.MulRows(in[0].F, in[1].F)} },
+			Grad: func(in []Input, d [][]float64) [][]float64 {
+				return [][]float64{optest.MulRows(d[0], in[1].F), optest.MulRowsGrad(d[0], in[0].F, len(in[1].F))}
+			},
+			C: 1, CGrad: 1, // one rounding: the sums are float64's
+		})
+	}
 	return append(cs, Case{Op: "mul", Name: "shapes", In: []Input{Normal("x", 2, 3), Normal("y", 3)},
 		Build: func(in []*graph.Node) []*graph.Node { return one(ops.Mul(in[0], in[1])) },
-		Err:   "mul: x and y must have one type, got x float32[2,3], y float32[3]"})
+		Err:   "mul: x and y must have one type, got x float32[2,3], y float32[3] (y may be [2,1]: one number a row)"})
 }
