@@ -14,7 +14,6 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/graph/dtype"
 	"github.com/seafan/seafan/ops"
-	"github.com/seafan/seafan/ops/native"
 )
 
 // LoRA says which linear layers get adapters, and of what size. An adapted
@@ -29,7 +28,8 @@ type LoRA struct {
 	Alpha float64
 	// Targets are patterns of layers' names, such as "q_proj" or
 	// "layers.0.*.up_proj": whole names, or their ends after a dot; * stands
-	// for any characters. None: every linear layer but the head.
+	// for any characters. None, or PEFT's "all-linear": every linear layer but
+	// the head.
 	Targets []string
 }
 
@@ -51,19 +51,23 @@ func (l LoRA) Check() error {
 
 // matches reports whether a layer is a target.
 func (l LoRA) matches(module string) bool {
+	inner := module+".weight" != headName && module+".weight" != tableName
 	if len(l.Targets) == 0 {
-		return module+".weight" != headName && module+".weight" != tableName
+		return inner
 	}
 	return slices.ContainsFunc(l.Targets, func(target string) bool {
 		pattern := strings.ReplaceAll(regexp.QuoteMeta(target), `\*`, `.*`)
-		return regexp.MustCompile(`^(.*\.)?` + pattern + `$`).MatchString(module)
+		return target == "all-linear" && inner || regexp.MustCompile(`^(.*\.)?`+pattern+`$`).MatchString(module)
 	})
 }
 
 // adapter is the pair of matrices at one layer.
 type adapter struct {
-	a, b  *graph.Param
-	scale float64
+	a, b         *graph.Param
+	alpha, scale float64
+
+	magnitudes []float32    // [N]; nil: none
+	sum        *graph.Param // the weight with the adapter in it, where there are magnitudes
 }
 
 // Adapted is a model with adapters. It trains, generates and is saved as the
@@ -86,7 +90,7 @@ const endA, endB = ".lora_A.weight", ".lora_B.weight"
 
 // ofAdapter reports whether a parameter is an adapter's and not the model's own.
 func ofAdapter(name string) bool {
-	return strings.HasSuffix(name, endA) || strings.HasSuffix(name, endB)
+	return strings.HasSuffix(name, endA) || strings.HasSuffix(name, endB) || strings.HasSuffix(name, endSum)
 }
 
 // adapted reports whether the layer of a weight has an adapter.
@@ -132,7 +136,7 @@ func (m *Transformer) Adapt(l LoRA, seed uint64) (*Adapted, error) {
 		return nil, fmt.Errorf("models: LoRA: %w", err)
 	}
 	for _, module := range modules {
-		x, err := ad.add(module, l.Rank, l.Alpha/float64(l.Rank))
+		x, err := ad.add(module, l.Rank, l.Alpha, l.Alpha/float64(l.Rank))
 		if err != nil {
 			return nil, err
 		}
@@ -189,7 +193,7 @@ func kinds(modules []string) []string {
 }
 
 // add declares the matrices of a layer.
-func (ad *Adapted) add(module string, rank int, scale float64) (adapter, error) {
+func (ad *Adapted) add(module string, rank int, alpha, scale float64) (adapter, error) {
 	w := ad.params.Get(module + ".weight")
 	if w == nil {
 		return adapter{}, fmt.Errorf("models: LoRA: %s has no weight: load or initialise the model first", module)
@@ -203,7 +207,7 @@ func (ad *Adapted) add(module string, rank int, scale float64) (adapter, error) 
 	if err != nil {
 		return adapter{}, fmt.Errorf("models: LoRA: %w", err)
 	}
-	x := adapter{a, b, scale}
+	x := adapter{a: a, b: b, alpha: alpha, scale: scale}
 	ad.adapters[module] = x
 	ad.order = append(ad.order, module)
 	return x, nil
@@ -213,7 +217,7 @@ func (ad *Adapted) add(module string, rank int, scale float64) (adapter, error) 
 func (m *Transformer) freeze(except map[string]adapter) {
 	trained := map[*graph.Param]bool{}
 	for _, x := range except {
-		trained[x.a], trained[x.b] = true, true
+		trained[x.a], trained[x.b] = x.sum == nil, x.sum == nil
 	}
 	for _, p := range m.params.All() {
 		p.Frozen = !trained[p]
@@ -250,6 +254,9 @@ func (ad *Adapted) substitute(n *graph.Node, in []*graph.Node) []*graph.Node {
 	x, ok := ad.adapters[module]
 	if !ok {
 		return nil
+	}
+	if x.sum != nil {
+		return []*graph.Node{x.summed(n, in)}
 	}
 	an, bn := adapterNames(strings.TrimSuffix(n.In()[1].Label(), ".weight"))
 	s := in[1].Builder() // the scope of the weight
@@ -371,9 +378,8 @@ func (ad *Adapted) Merge() (*Transformer, error) {
 	m.Config.Quantization = nil
 	for module, x := range ad.adapters {
 		w := m.params.Get(module + ".weight").Tensor()
-		n, k, r := w.Shape[0], w.Shape[1], x.a.Type.Shape[0]
 		wide := widened(w)
-		native.Gemm(false, false, n, k, r, float32(x.scale), graph.Data[float32](x.b.Tensor()), r, graph.Data[float32](x.a.Tensor()), k, 1, wide, k)
+		x.addTo(wide, w.Shape[0], w.Shape[1])
 		narrow(w, wide)
 	}
 	return m, nil

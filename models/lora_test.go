@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -48,14 +49,25 @@ func requireNear(t *testing.T, want []float64, got []float32) {
 	require.Less(t, worst, logitBound)
 }
 
-// TestPEFTAdapter runs an adapter that PEFT wrote, on the base as it is, on the
-// base in 16 bits, and merged into it. The adapter moves the logits by 11.
+// TestPEFTAdapter runs adapters that PEFT wrote, on the base as it is, on the
+// base in 16 bits, and merged into it: plain ones, with ranks and alphas by patterns
+// and use_rslora, with magnitudes. They move the logits by 11, 8 and 10.
 func TestPEFTAdapter(t *testing.T) {
+	for name, numbers := range map[string]int{
+		"qwen3":    4*4*((64+96)+(64+48)+(136+64)) - (64 + 96), // one layer has rank 3
+		"patterns": 2*2*((64+48)+(96+64)) + (1+2)*(64+136),
+		"dora":     2 * 4 * ((64 + 96) + 2*(64+48) + (96 + 64) + 3*(136+64)),
+	} {
+		t.Run(name, func(t *testing.T) { testPEFTAdapter(t, filepath.Join("testdata/lora", name), numbers) })
+	}
+}
+
+func testPEFTAdapter(t *testing.T, folder string, numbers int) {
 	var g struct {
 		InputIDs []int32 `json:"input_ids"`
 		Logits   [2][]float64
 	}
-	raw, err := os.ReadFile(filepath.Join(peftFolder, "golden.json"))
+	raw, err := os.ReadFile(filepath.Join(folder, "golden.json"))
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(raw, &g))
 	check := func(z []float32) {
@@ -65,16 +77,16 @@ func TestPEFTAdapter(t *testing.T) {
 	}
 	wide, _, err := models.Load("testdata/golden/qwen3")
 	require.NoError(t, err)
-	ad, err := wide.OpenAdapter(peftFolder)
+	ad, err := wide.OpenAdapter(folder)
 	require.NoError(t, err)
 	require.Equal(t, "golden/qwen3", ad.Base)
-	require.Equal(t, 4*4*((64+96)+(64+48)+(136+64))-(64+96), ad.Parameters(), "one layer has rank 3")
+	require.Equal(t, numbers, ad.Parameters())
 	z := adaptedLogits(t, ad, g.InputIDs)
 	check(z)
 
 	o, err := models.Open("testdata/golden/qwen3")
 	require.NoError(t, err)
-	half, err := o.OpenAdapter(peftFolder)
+	half, err := o.OpenAdapter(folder)
 	require.NoError(t, err)
 	require.Equal(t, z, adaptedLogits(t, half, g.InputIDs))
 
@@ -86,6 +98,14 @@ func TestPEFTAdapter(t *testing.T) {
 	again, _, err := models.Load(saved)
 	require.NoError(t, err)
 	require.Equal(t, runLogits(t, merged, g.InputIDs), runLogits(t, again, g.InputIDs))
+
+	codes, err := models.Open(fp8Folder(t, "row"))
+	require.NoError(t, err)
+	on8, err := codes.OpenAdapter(folder)
+	require.NoError(t, err)
+	sum8, err := on8.Merge()
+	require.NoError(t, err)
+	require.InDeltaSlice(t, runLogits(t, sum8, g.InputIDs), adaptedLogits(t, on8, g.InputIDs), 1e-4)
 
 	// Through pages: the first greedy token is that of the logits.
 	s, err := generate.New(half, generate.Options{})
@@ -127,6 +147,25 @@ func TestPEFTOpensOurAdapters(t *testing.T) {
 	ids := []int32{1, 2, 3, 50, 17}
 	listed, err := json.Marshal(ids)
 	require.NoError(t, err)
+	compare := func(base string, ad *models.Adapted) {
+		dir := filepath.Join(t.TempDir(), "adapter")
+		require.NoError(t, ad.Save(dir))
+		out, err := exec.Command(python, "testdata/adapter.py", "logits", base, dir, string(listed)).Output()
+		require.NoError(t, err)
+		var want [][]float64
+		require.NoError(t, json.Unmarshal(out, &want))
+		got := adaptedLogits(t, ad, ids)
+		for i, row := range want {
+			requireNear(t, row, got[i*len(row):(i+1)*len(row)])
+		}
+	}
+	for _, name := range []string{"patterns", "dora"} {
+		m, _, err := models.Load("testdata/golden/qwen3")
+		require.NoError(t, err)
+		ad, err := m.OpenAdapter(filepath.Join("testdata/lora", name))
+		require.NoError(t, err)
+		compare("testdata/golden/qwen3", ad)
+	}
 	for _, base := range []string{"testdata/golden/qwen3", "testdata/variants/gemma3_vision"} {
 		m, _, err := models.Load(base)
 		require.NoError(t, err)
@@ -142,16 +181,7 @@ func TestPEFTOpensOurAdapters(t *testing.T) {
 				}
 			}
 		}
-		dir := filepath.Join(t.TempDir(), "adapter")
-		require.NoError(t, ad.Save(dir))
-		out, err := exec.Command(python, "testdata/adapter.py", "logits", base, dir, string(listed)).Output()
-		require.NoError(t, err)
-		var want [][]float64
-		require.NoError(t, json.Unmarshal(out, &want))
-		got := adaptedLogits(t, ad, ids)
-		for i, row := range want {
-			requireNear(t, row, got[i*len(row):(i+1)*len(row)])
-		}
+		compare(base, ad)
 	}
 }
 
@@ -194,6 +224,18 @@ func TestNewAdapterChangesNothing(t *testing.T) {
 	x, err := first.Adapt(models.LoRA{Rank: 2, Alpha: 6, Targets: []string{"up_proj"}}, 7)
 	require.NoError(t, err)
 	require.Equal(t, a.Tensor().Bytes(), x.Params().Get(a.Name).Tensor().Bytes(), "a function of the seed")
+
+	numbers := map[string]int{}
+	for _, targets := range []string{"", "all-linear", "all-linear lm_head"} {
+		m, err := models.New(m.Config)
+		require.NoError(t, err)
+		require.NoError(t, m.Init(1))
+		ad, err := m.Adapt(models.LoRA{Rank: 2, Alpha: 6, Targets: strings.Fields(targets)}, 7)
+		require.NoError(t, err)
+		numbers[targets] = ad.Parameters()
+	}
+	require.Equal(t, numbers[""], numbers["all-linear"])
+	require.Equal(t, numbers[""]+2*(m.Config.Vocab+m.Config.Hidden), numbers["all-linear lm_head"])
 }
 
 // gradients of everything that the loss of a sequence trains.
@@ -263,16 +305,20 @@ func TestBadAdapters(t *testing.T) {
 		return dir
 	}
 	for want, edit := range map[string]func(map[string]any){
-		`peft_type "IA3" is not supported (supported: LORA)`: func(c map[string]any) { c["peft_type"] = "IA3" },
-		`bias "all" is not supported (supported: none)`:      func(c map[string]any) { c["bias"] = "all" },
-		`use_dora true is not supported (supported: false)`:  func(c map[string]any) { c["use_dora"] = true },
-		`the rank must be 1 to 65536, got -4`:                func(c map[string]any) { c["r"] = -4 },
-		`lora_bias true is not supported (supported: false)`: func(c map[string]any) { c["lora_bias"] = true },
+		`peft_type "IA3" is not supported (supported: LORA)`:                             func(c map[string]any) { c["peft_type"] = "IA3" },
+		`bias "all" is not supported (supported: none)`:                                  func(c map[string]any) { c["bias"] = "all" },
+		`alora_invocation_tokens [1] is not supported (supported: null)`:                 func(c map[string]any) { c["alora_invocation_tokens"] = []int{1} },
+		"alpha_pattern: error parsing regexp: invalid or unsupported Perl syntax: `(?!`": func(c map[string]any) { c["alpha_pattern"] = map[string]any{"(?!q)": 2} },
+		`alpha_pattern "q_proj" must be above 0, got 0`:                                  func(c map[string]any) { c["alpha_pattern"] = map[string]any{"q_proj": 0} },
+		`the rank must be 1 to 65536, got -4`:                                            func(c map[string]any) { c["r"] = -4 },
+		`lora_bias true is not supported (supported: false)`:                             func(c map[string]any) { c["lora_bias"] = true },
 	} {
 		dir := copyTo(edit)
 		_, err := m.OpenAdapter(dir)
 		require.EqualError(t, err, "models: adapter "+dir+": adapter_config.json: "+want)
 	}
+	_, err = m.OpenAdapter(copyTo(func(c map[string]any) { c["use_dora"] = true }))
+	require.ErrorContains(t, err, "model.layers.0.self_attn.q_proj: use_dora needs lora_magnitude_vector [96]")
 	other, _, err := models.Load("testdata/golden/llama_untied_bias")
 	require.NoError(t, err)
 	_, err = other.OpenAdapter(peftFolder)

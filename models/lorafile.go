@@ -3,6 +3,7 @@
 package models
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -41,10 +43,12 @@ type peftConfig struct {
 	Inference     bool           `json:"inference_mode"`
 	ModulesToSave []string       `json:"modules_to_save"` // trained beside the adapters
 	RankPattern   map[string]any `json:"rank_pattern"`    // told by the shapes
-	AlphaPattern  map[string]any `json:"alpha_pattern"`
+	AlphaPattern  patterns       `json:"alpha_pattern"`
 	RootOfRank    bool           `json:"use_rslora"`
 	DoRA          bool           `json:"use_dora"`
 	LoRABias      bool           `json:"lora_bias"`
+	Invocation    any            `json:"alora_invocation_tokens,omitempty"`
+	Arrow         any            `json:"arrow_config,omitempty"`
 	Replication   any            `json:"layer_replication,omitempty"`
 }
 
@@ -59,10 +63,10 @@ func (c *peftConfig) check() error {
 		return refuse("bias", fmt.Sprintf("%q", c.Bias), "none")
 	case c.FanInFanOut:
 		return refuse("fan_in_fan_out", true, "false")
-	case len(c.AlphaPattern) > 0:
-		return refuse("alpha_pattern", c.AlphaPattern, "none")
-	case c.DoRA:
-		return refuse("use_dora", true, "false")
+	case c.Invocation != nil:
+		return refuse("alora_invocation_tokens", c.Invocation, "null")
+	case c.Arrow != nil:
+		return refuse("arrow_config", c.Arrow, "null")
 	case c.LoRABias:
 		return refuse("lora_bias", true, "false")
 	case c.Replication != nil:
@@ -71,17 +75,75 @@ func (c *peftConfig) check() error {
 	return LoRA{Rank: c.Rank, Alpha: c.Alpha}.Check()
 }
 
-// scale is what the second term of a layer of that rank is multiplied by.
-func (c *peftConfig) scale(rank int) float64 {
+// scale is what the second term of a layer of that name and rank is multiplied by,
+// and the alpha in it.
+func (c *peftConfig) scale(module string, rank int) (alpha, scale float64) {
+	alpha = c.AlphaPattern.of(module, c.Alpha)
 	if c.RootOfRank {
-		return c.Alpha / math.Sqrt(float64(rank))
+		return alpha, alpha / math.Sqrt(float64(rank))
 	}
-	return c.Alpha / float64(rank)
+	return alpha, alpha / float64(rank)
 }
 
 // saves reports whether a tensor is of a module that is trained beside the adapters.
 func (c *peftConfig) saves(name string) bool {
 	return slices.ContainsFunc(c.ModulesToSave, func(end string) bool { return strings.HasSuffix(moduleOf(name), end) })
+}
+
+// patterns are alpha_pattern: the first regular expression that matches a name, or
+// the end of one behind a dot, gives its value.
+type patterns []pattern
+
+type pattern struct {
+	key   string
+	value float64
+	match *regexp.Regexp
+}
+
+func (p patterns) of(name string, otherwise float64) float64 {
+	for _, x := range p {
+		if x.match.MatchString(name) {
+			return x.value
+		}
+	}
+	return otherwise
+}
+
+func (p *patterns) UnmarshalJSON(b []byte) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	open, err := d.Token()
+	if err != nil || open == nil {
+		return err
+	}
+	if open != json.Delim('{') {
+		return fmt.Errorf("alpha_pattern must be an object, got %s", b)
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		x := pattern{key: fmt.Sprint(key)}
+		if x.match, err = regexp.Compile(`^(?:(?:.*\.)?(?:` + x.key + `)$)`); err != nil {
+			return fmt.Errorf("alpha_pattern: %w", err)
+		}
+		if err := d.Decode(&x.value); err != nil {
+			return fmt.Errorf("alpha_pattern %q: %w", x.key, err)
+		}
+		if !(x.value > 0) {
+			return fmt.Errorf("alpha_pattern %q must be above 0, got %g", x.key, x.value)
+		}
+		*p = append(*p, x)
+	}
+	return nil
+}
+
+func (p patterns) MarshalJSON() ([]byte, error) {
+	of := map[string]float64{}
+	for _, x := range p {
+		of[x.key] = x.value
+	}
+	return json.Marshal(of)
 }
 
 // moduleOf is the layer of a weight or bias.
@@ -99,7 +161,7 @@ func (ad *Adapted) writeAdapter(dir string) error {
 	named := ad.peftNaming()
 	c := peftConfig{
 		PeftType: "LORA", TaskType: "CAUSAL_LM", Base: ad.Base, Rank: ad.LoRA.Rank, Alpha: ad.LoRA.Alpha,
-		Bias: "none", Inference: true, RankPattern: map[string]any{}, AlphaPattern: map[string]any{},
+		Bias: "none", Inference: true, RankPattern: map[string]any{},
 	}
 	var targets []string
 	for _, module := range ad.order {
@@ -110,7 +172,11 @@ func (ad *Adapted) writeAdapter(dir string) error {
 		if rank != c.Rank {
 			c.RankPattern[module] = rank
 		}
-		c.RootOfRank = c.RootOfRank || x.scale != c.Alpha/float64(rank)
+		if x.alpha != c.Alpha {
+			c.AlphaPattern = append(c.AlphaPattern, pattern{key: module, value: x.alpha})
+		}
+		c.RootOfRank = c.RootOfRank || x.scale != x.alpha/float64(rank)
+		c.DoRA = c.DoRA || x.magnitudes != nil
 	}
 	c.Targets = targets
 	others, err := ad.others()
@@ -175,6 +241,9 @@ func (ad *Adapted) entries(named func(name string) string) iter.Seq[checkpoint.E
 					return
 				}
 			}
+			if m := x.magnitudes; m != nil && !yield(checkpoint.Values(named(module+endMagnitude), m, len(m))) {
+				return
+			}
 		}
 		others, _ := ad.others() // writeAdapter has had its error
 		for _, p := range others {
@@ -212,9 +281,10 @@ func (ad *Adapted) CheckFiles(dir string) error {
 	case err != nil:
 		return fmt.Errorf("models: %w", err)
 	}
+	named := ad.peftNaming()
 	for _, module := range ad.order {
 		x := ad.adapters[module]
-		if was := c.scale(x.a.Type.Shape[0]); was != x.scale {
+		if _, was := c.scale(named.inFile(module), x.a.Type.Shape[0]); was != x.scale {
 			return fmt.Errorf("models: the adapter of %s must be scaled by %g as in the checkpoint, got %g (Alpha %g)", module, was, x.scale, ad.LoRA.Alpha)
 		}
 	}
@@ -282,6 +352,8 @@ func readPEFT(dir string) (*peftConfig, error) {
 // Every tensor of the folder must fit a layer of the model, which takes adapters
 // once. Which model that is, is the caller's choice: one that is stored in fewer
 // bits than the base of the training, or a fine-tune of that; AdapterBase names it.
+// Adapters with magnitudes (use_dora) are run and merged, and frozen too: a copy of
+// the weight of each of their layers, in float32, has them in it.
 func (m *Transformer) OpenAdapter(dir string) (*Adapted, error) {
 	ad, err := m.openAdapter(dir)
 	if err != nil {
@@ -314,11 +386,12 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 	n := namingOf(func(n naming) bool {
 		return slices.ContainsFunc(ck.Tensors(), func(t *checkpoint.Tensor) bool { return strings.HasPrefix(t.Name(), peftPrefix+n.model+"layers.") })
 	})
-	known := map[string]bool{}
+	known, sums := map[string]bool{}, 0
 	var loads []func() error // all are checked and read before the first is added
 	for _, module := range modules {
 		an, bn := adapterNames(module)
 		an, bn = peftPrefix+n.inFile(an), peftPrefix+n.inFile(bn)
+		mn := peftPrefix + n.inFile(module+endMagnitude)
 		a, hasA := ck.Lookup(an)
 		b, hasB := ck.Lookup(bn)
 		known[an], known[bn] = true, true
@@ -341,8 +414,21 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 		if err := errors.Join(a.Float32(av), b.Float32(bv)); err != nil {
 			return nil, err
 		}
+		var magnitudes []float32
+		if c.DoRA {
+			t, ok := ck.Lookup(mn)
+			if known[mn] = true; !ok || t.Len() != shape[0] {
+				return nil, fmt.Errorf("%s: use_dora needs lora_magnitude_vector [%d]", module, shape[0])
+			}
+			magnitudes = make([]float32, t.Len())
+			if err := t.Float32(magnitudes); err != nil {
+				return nil, err
+			}
+			sums += 4 * shape[0] * shape[1]
+		}
 		loads = append(loads, func() error {
-			x, err := ad.add(module, rank, c.scale(rank))
+			alpha, scale := c.scale(n.inFile(module), rank)
+			x, err := ad.add(module, rank, alpha, scale)
 			if err != nil {
 				return err
 			}
@@ -350,6 +436,9 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 			copy(graph.Data[float32](x.b.Tensor()), bv)
 			x.a.Touch()
 			x.b.Touch()
+			if c.DoRA {
+				return ad.magnify(module, magnitudes)
+			}
 			return nil
 		})
 	}
@@ -407,6 +496,9 @@ func (m *Transformer) openAdapter(dir string) (*Adapted, error) {
 		return nil, fmt.Errorf("unexpected tensors: %s", strings.Join(unexpected, ", "))
 	case loads == nil:
 		return nil, errors.New("it has no tensors for a layer of the model")
+	}
+	if err := graph.CheckMemory("weights with adapters of magnitudes in them, in float32,", sums); err != nil {
+		return nil, err
 	}
 	for _, load := range loads {
 		if err := load(); err != nil {

@@ -96,7 +96,7 @@ func define(f *flag.FlagSet, s *settings, c *command) {
 	f.StringVar(&s.From, "init", s.From, "fine-tune the checkpoint at `PATH`, a Hugging Face folder or a .gguf file, with its tokenizer;\nthe flags of sizes do not go with it")
 	f.IntVar(&s.LoRA.Rank, "lora-rank", s.LoRA.Rank, "with -init, train adapters of that rank alone, saved as PEFT folders; 0: train the whole model")
 	f.Float64Var(&s.LoRA.Alpha, "lora-alpha", s.LoRA.Alpha, "adapters are scaled by alpha/rank, 0: twice the rank")
-	f.Var(&list{to: &s.LoRA.Targets}, "lora-targets", "`NAMES` of the layers with adapters, such as q_proj,v_proj or layers.0.*, with commas between or given\nmore than once (default: every linear layer but the head)")
+	f.Var(&list{to: &s.LoRA.Targets}, "lora-targets", "`NAMES` of the layers with adapters, such as q_proj,v_proj, layers.0.* or all-linear, with commas between or given\nmore than once (default: every linear layer but the head)")
 	f.BoolVar(&s.Merge, "merge", s.Merge, "at the end, write the checkpoint with the adapters added into the folder "+mergedName+" of -out")
 
 	f.IntVar(&s.Model.Layers, "layers", s.Model.Layers, "layers of the model")
