@@ -32,6 +32,8 @@ type architecture struct {
 	gelu       bool                    // the gated unit is GeGLU with tanh, else SwiGLU
 	wholeNorm  bool                    // the norms of q and k are over all heads at once
 	unitNorm   bool                    // norms multiply by 1 + weight
+	partial    bool                    // the front of a head alone may turn
+	neighbours bool                    // pairs that turn are neighbours, else a head's halves
 	embedScale func(c *Config) float64 // what the rows of the table are multiplied by; nil: nothing
 
 	gguf *ggufForm // how GGUF files spell the type; nil: they do not have it
@@ -45,6 +47,8 @@ var architectures = map[string]*architecture{
 	"gemma":       &gemma,
 	"gemma2":      &gemma2,
 	"gemma3_text": &gemma3,
+	"glm":         &glm,
+	"glm4":        &glm4,
 	"granite":     &granite,
 	"mixtral":     &mixtral,
 	"olmo3":       &olmo3,

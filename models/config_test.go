@@ -37,7 +37,7 @@ func parse(t testing.TB, c map[string]any) (models.Config, error) {
 // TestR02_BothSpellingsOfRope reads the settings of the rotation as published
 // checkpoints have them and as transformers writes them now.
 func TestR02_BothSpellingsOfRope(t *testing.T) {
-	for _, name := range []string{"llama3", "llama_untied_bias", "gemma3"} {
+	for _, name := range []string{"llama3", "llama_untied_bias", "gemma3", "glm4"} {
 		want, err := parse(t, config(t, name))
 		require.NoError(t, err)
 		for _, key := range []string{"type", "rope_type"} {
@@ -100,7 +100,7 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		value    any
 		want     string
 	}{
-		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, granite, kimi_linear, llama, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3)`},
+		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, glm, glm4, granite, kimi_linear, llama, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3)`},
 		{"llama3", "hidden_act", "relu", `hidden_act "relu" is not supported for llama (supported: silu)`},
 		{"llama3", "pretraining_tp", 2, "pretraining_tp 2 is not supported (supported: 1)"},
 		{"llama3", "quantization_config", map[string]any{"quant_method": "gptq"}, `quantization_config: quant_method "gptq" is not supported (supported: fp8, fbgemm_fp8, compressed-tensors)`},

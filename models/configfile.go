@@ -282,7 +282,7 @@ func (f *file) rope(c *Config) error {
 		partial = r.PartialRotary
 	}
 	if partial != nil && *partial != 1 {
-		if architectures[f.ModelType] != &phi3 {
+		if !architectures[f.ModelType].partial {
 			return fmt.Errorf("partial_rotary_factor %g is not supported (supported: 1)", *partial)
 		}
 		if c.RotaryDim = int(float64(c.HeadDim) * *partial); c.RotaryDim < 1 || c.RotaryDim > c.HeadDim {

@@ -27,6 +27,7 @@ var phi3 = architecture{
 			f.Original = &s.OriginalPositions
 		}
 	},
+	partial: true,
 	layer: func(l *layer, x *graph.Node) *graph.Node {
 		x = ops.Add(x, l.fusedAttention(l.norm("input_layernorm", x)))
 		return ops.Add(x, l.fusedUnit(l.norm("post_attention_layernorm", x)))

@@ -176,6 +176,9 @@ func (m *Transformer) reaches(n int, paged bool) ([]reach, error) {
 	rs := make([]reach, c.Layers)
 	for l := range rs {
 		rs[l] = reach{pairing: ops.Half, window: c.WindowOf(l), scale: c.Scale, cap: c.ScoreCap}
+		if architectures[c.Type].neighbours {
+			rs[l].pairing = ops.Interleaved
+		}
 		if !c.rotates(l) {
 			continue
 		}

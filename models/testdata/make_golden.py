@@ -84,6 +84,12 @@ def gemma2():
     return transformers.Gemma2ForCausalLM, c, torch.float32
 
 
+def glm4():
+    c = transformers.Glm4Config(**small(head_dim=16, rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}))
+    return transformers.Glm4ForCausalLM, c, torch.bfloat16
+
+
 def granite():
     c = transformers.GraniteConfig(**small(attention_bias=True, mlp_bias=True, embedding_multiplier=3.0, logits_scaling=0.5,
                                            residual_multiplier=0.6, attention_multiplier=0.3))
