@@ -75,7 +75,7 @@ func newBudget(messages int, given ...any) *budget {
 func (b *budget) functions() map[string]any {
 	return map[string]any{
 		"bound_print": b.print, "bound_keep": b.keep, "bound_round": b.round,
-		"bound_macro": b.macro, "bound_endmacro": b.endMacro, "bound_times": b.times,
+		"bound_macro": b.macro, "bound_endmacro": b.endMacro, "bound_times": b.times, "bound_plus": plus,
 	}
 }
 
@@ -181,6 +181,46 @@ func (b *budget) times(params *exec.VarArgs) (any, error) {
 		return x.Float() * y.Float(), nil
 	}
 	return x.Integer() * y.Integer(), nil
+}
+
+// plus is the operator +, which joins no text with another kind of value.
+func plus(params *exec.VarArgs) (any, error) {
+	if len(params.Args) != 2 {
+		return nil, fmt.Errorf("required two operands of +, got %d", len(params.Args))
+	}
+	x, y := params.Args[0], params.Args[1]
+	switch {
+	case x.IsString() && y.IsString():
+		return x.String() + y.String(), nil
+	case x.IsList() && y.IsList():
+		all := list{}
+		for _, v := range []*exec.Value{x, y} {
+			for i := range v.Len() {
+				all = append(all, v.Index(i).Interface())
+			}
+		}
+		return all, nil
+	case x.IsInteger() && y.IsInteger():
+		return x.Integer() + y.Integer(), nil
+	case x.IsNumber() && y.IsNumber():
+		return x.Float() + y.Float(), nil
+	}
+	return nil, fmt.Errorf("required two texts, lists or numbers for +, got %s and %s", kindOf(x), kindOf(y))
+}
+
+// kindOf is what a value is, for an error.
+func kindOf(v *exec.Value) string {
+	switch {
+	case v.IsNil():
+		return "nothing"
+	case v.IsString():
+		return "a text"
+	case v.IsList():
+		return "a list"
+	case v.IsDict():
+		return "an object"
+	}
+	return v.String()
 }
 
 func tooLong(most int) error { return fmt.Errorf("a value of more than %d bytes", most) }

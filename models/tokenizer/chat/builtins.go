@@ -24,6 +24,20 @@ var filters = map[string]exec.FilterFunction{
 	"list":     listFilter,
 	"string":   stringFilter,
 	"replace":  replaceFilter,
+
+	"trim":       ofText("trim"),
+	"upper":      ofText("upper"),
+	"lower":      ofText("lower"),
+	"title":      ofText("title"),
+	"capitalize": ofText("capitalize"),
+}
+
+// ofText is the engine's filter, which takes texts alone, on str() of a value.
+func ofText(name string) exec.FilterFunction {
+	f, _ := builtins.Filters.Get(name)
+	return func(e *exec.Evaluator, in *exec.Value, params *exec.VarArgs) *exec.Value {
+		return f(e, stringFilter(e, in, nil), params)
+	}
 }
 
 // newEnvironment is the engine's environment with ours in front; built once.
@@ -164,6 +178,9 @@ func stringFilter(_ *exec.Evaluator, in *exec.Value, _ *exec.VarArgs) *exec.Valu
 }
 
 func itemsFilter(_ *exec.Evaluator, in *exec.Value, _ *exec.VarArgs) *exec.Value {
+	if !in.IsDict() && !in.IsNil() && !in.IsError() {
+		return exec.AsValue(fmt.Errorf("items: required an object, got %s", kindOf(in)))
+	}
 	return exec.AsValue(itemsOf(in))
 }
 
@@ -231,6 +248,10 @@ var overridden = map[string]stringMethod{
 	"rstrip":  trimmer(strings.TrimRight, strings.TrimRightFunc),
 	"split":   split,
 	"replace": replaceMethod,
+
+	"startswith": ends(strings.HasPrefix),
+	"endswith":   ends(strings.HasSuffix),
+
 	"count": func(self string, _ *exec.Value, params *exec.VarArgs) (any, error) {
 		return strings.Count(self, params.First().String()), nil
 	},
@@ -263,6 +284,25 @@ func trimmer(cut func(s, set string) string, cutFunc func(string, func(rune) boo
 			return cutFunc(self, unicode.IsSpace), nil
 		}
 		return cut(self, params.Args[0].String()), nil
+	}
+}
+
+// ends is startswith or endswith, of one text or any of several.
+func ends(has func(s, with string) bool) stringMethod {
+	return func(self string, _ *exec.Value, params *exec.VarArgs) (any, error) {
+		if len(params.Args) != 1 {
+			return nil, fmt.Errorf("required one text, or a tuple of texts, got %d arguments", len(params.Args))
+		}
+		with := params.Args[0]
+		if !with.IsList() {
+			return has(self, with.String()), nil
+		}
+		for i := range with.Len() {
+			if has(self, with.Index(i).String()) {
+				return true, nil
+			}
+		}
+		return false, nil
 	}
 }
 

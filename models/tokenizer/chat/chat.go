@@ -43,6 +43,7 @@ type Options struct {
 type Template struct {
 	template  *exec.Template
 	constants map[string]any // bos_token, eos_token, ...; literals of the template
+	toolUse   *Template      // in its place where there are tools; nil: none
 }
 
 // New parses a template. tokens are the special tokens by the name under which
@@ -60,11 +61,13 @@ func New(source string, tokens map[string]string) (*Template, error) {
 	for name, token := range tokens {
 		constants[name] = token
 	}
-	return &Template{t, constants}, nil
+	return &Template{template: t, constants: constants}, nil
 }
 
 // Open reads the template of a model folder: chat_template.jinja, else the
-// chat_template of tokenizer_config.json, of several the one named default.
+// chat_template of tokenizer_config.json, of several the one named default. One
+// named tool_use, there or in additional_chat_templates, serves conversations with
+// tools.
 func Open(dir string) (*Template, error) {
 	config := configJSON{}
 	path := filepath.Join(dir, "tokenizer_config.json")
@@ -78,20 +81,28 @@ func Open(dir string) (*Template, error) {
 			return nil, fmt.Errorf("chat: %s: %w", path, err)
 		}
 	}
-	source := string(config.ChatTemplate)
-	switch file, err := tokenizer.ReadFile(filepath.Join(dir, "chat_template.jinja")); {
-	case err == nil:
-		source = string(file)
-	case !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("chat: %w", err)
-	case source == "":
+	var read [2]*Template
+	for i, x := range []struct{ source, file string }{
+		{config.ChatTemplate["default"], "chat_template.jinja"},
+		{config.ChatTemplate["tool_use"], filepath.Join("additional_chat_templates", "tool_use.jinja")},
+	} {
+		switch file, err := tokenizer.ReadFile(filepath.Join(dir, x.file)); {
+		case err == nil:
+			x.source = string(file)
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("chat: %w", err)
+		case x.source == "":
+			continue
+		}
+		if read[i], err = New(x.source, config.tokens()); err != nil {
+			return nil, fmt.Errorf("%w (in %s)", err, dir)
+		}
+	}
+	if read[0] == nil {
 		return nil, fmt.Errorf("chat: %s: required chat_template.jinja or a chat_template in tokenizer_config.json, found neither", dir)
 	}
-	t, err := New(source, config.tokens())
-	if err != nil {
-		return nil, fmt.Errorf("%w (in %s)", err, dir)
-	}
-	return t, nil
+	read[0].toolUse = read[1]
+	return read[0], nil
 }
 
 // Render returns the text of a conversation. The template alone says whether
@@ -99,6 +110,9 @@ func Open(dir string) (*Template, error) {
 func (t *Template) Render(messages []Message, o Options) (string, error) {
 	if t == nil || t.template == nil {
 		return "", errors.New("chat: the template is missing: New and Open make one")
+	}
+	if len(o.Tools) > 0 && t.toolUse != nil {
+		t = t.toolUse
 	}
 	now := o.Now
 	if now.IsZero() {
@@ -200,20 +214,20 @@ func (t *tokenJSON) UnmarshalJSON(data []byte) error {
 }
 
 // templateJSON is a template, or a list of named ones.
-type templateJSON string
+type templateJSON map[string]string
 
 func (t *templateJSON) UnmarshalJSON(data []byte) error {
-	if data[0] != '[' {
-		return json.Unmarshal(data, (*string)(t))
-	}
 	var named []struct{ Name, Template string }
-	if err := json.Unmarshal(data, &named); err != nil {
-		return err
+	var err error
+	if data[0] == '[' {
+		err = json.Unmarshal(data, &named)
+	} else {
+		named = append(named, struct{ Name, Template string }{Name: "default"})
+		err = json.Unmarshal(data, &named[0].Template)
 	}
+	*t = templateJSON{}
 	for _, n := range named {
-		if n.Name == "default" {
-			*t = templateJSON(n.Template)
-		}
+		(*t)[n.Name] = n.Template
 	}
-	return nil
+	return err
 }

@@ -4,7 +4,10 @@
 package chat
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -29,7 +32,36 @@ func parse(source string) (t *exec.Template, err error) {
 	}
 	c := config.New()
 	c.KeepTrailingNewline = true
-	return exec.NewTemplate(root, c, loader, environment)
+	if t, err = exec.NewTemplate(root, c, loader, environment); err != nil {
+		return nil, unread(source, err)
+	}
+	return t, nil
+}
+
+// place is where the engine says that it could not read on.
+var place = regexp.MustCompile(`\(Line: (\d+) Col: (\d+), near `)
+
+// unread is an error of the engine with the tag that it is about in place of the
+// whole template.
+func unread(source string, err error) error {
+	text := strings.TrimPrefix(err.Error(), "failed to parse template '"+source+"': ")
+	found := place.FindStringSubmatchIndex(text)
+	if found == nil {
+		return errors.New(text)
+	}
+	line, _ := strconv.Atoi(text[found[2]:found[3]])
+	col, _ := strconv.Atoi(text[found[4]:found[5]])
+	at := 0
+	for ; line > 1 && at < len(source); line-- {
+		at += strings.IndexByte(source[at:], '\n') + 1
+	}
+	at = min(at+max(col, 1)-1, len(source))
+	tag := source[max(strings.LastIndex(source[:at], "{%"), strings.LastIndex(source[:at], "{{"), 0):]
+	if printed, ok := strings.CutPrefix(tag, "{{ bound_print("); ok {
+		printed, _, _ = strings.Cut(printed, ") }}")
+		tag = "{{ " + printed + " }}"
+	}
+	return fmt.Errorf("%s near %s, in %q", strings.TrimRight(text[:found[0]], ". "), strings.TrimSuffix(text[found[1]:], ")"), excerpt(tag))
 }
 
 // raiseException is raise_exception(message): it ends the rendering with an

@@ -1,6 +1,6 @@
 // Conditional expressions inside brackets, (a if b else c), which the engine
-// takes only where an expression is all there is, and products, which it does
-// not bound.
+// takes only where an expression is all there is, products, which it does not
+// bound, and sums, in which it takes anything for a text.
 
 package chat
 
@@ -45,15 +45,75 @@ func (p *preparer) hoistOne(part string) string {
 			prefix, then = pieces[0]+mark, pieces[1]
 		}
 	}
-	condition, otherwise, ok := cutWord(rest, "else")
-	if !ok {
-		condition, otherwise = rest, "none"
-	}
 	p.chosen++
 	name := "chosen_" + strconv.Itoa(p.chosen) + "_"
-	p.out.WriteString("{% if " + condition + " %}{% set " + name + " = " + then +
-		" %}{% else %}{% set " + name + " = " + otherwise + " %}{% endif %}")
+	p.choose(name, then, rest)
 	return prefix + " " + name + " "
+}
+
+// choose gives a name the value of "then if rest", where rest may hold an else and
+// behind it another conditional.
+func (p *preparer) choose(name, then, rest string) {
+	ends := ""
+	for ok := true; ok; ends += "{% endif %}" {
+		condition, otherwise, hasElse := cutWord(rest, "else")
+		if !hasElse {
+			condition, otherwise = rest, "none"
+		}
+		p.out.WriteString("{% if " + condition + " %}{% set " + name + " = " + then + " %}{% else %}")
+		if then, rest, ok = cutWord(otherwise, "if"); !ok {
+			p.out.WriteString("{% set " + name + " = " + otherwise + " %}")
+		}
+	}
+	p.out.WriteString(ends)
+}
+
+// dicts writes calls dict(a=1), whose order of names the engine loses, as {'a': 1}.
+func dicts(body string) string {
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case c == '\'' || c == '"':
+			i += max(0, closingQuote(body[i:]))
+		case isNameByte(c):
+			end := wordEnd(body, i)
+			if body[i:end] != "dict" || end == len(body) || body[end] != '(' || i > 0 && body[i-1] == '.' {
+				i = end - 1
+				continue
+			}
+			last := closingBracket(body, end)
+			var pairs []string
+			for _, part := range splitTop(body[end+1:max(last, end+1)], ",") {
+				pieces := splitTop(part, "=")
+				name := strings.TrimSpace(pieces[0])
+				if len(pieces) != 2 || name == "" || wordEnd(name, 0) != len(name) {
+					pairs = nil
+					break
+				}
+				pairs = append(pairs, "'"+name+"': "+pieces[1])
+			}
+			if pairs != nil {
+				body = body[:i] + "{" + strings.Join(pairs, ", ") + "}" + body[last+1:]
+			}
+		}
+	}
+	return body
+}
+
+// closingBracket is where the bracket at i is closed, -1: nowhere.
+func closingBracket(text string, i int) int {
+	for depth := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '\'' || c == '"':
+			i += max(0, closingQuote(text[i:]))
+		case strings.IndexByte("([{", c) >= 0:
+			depth++
+		case strings.IndexByte(")]}", c) >= 0:
+			if depth--; depth == 0 {
+				return i
+			}
+		}
+	}
+	return -1
 }
 
 // innermostConditional finds a bracket that holds the word if and no bracket
@@ -139,30 +199,43 @@ func wordEnd(text string, i int) int {
 	return i
 }
 
-// multiply writes the operator * as a call that bounds what it makes.
-func multiply(body string) (string, error) {
-	for n := 0; ; n++ {
-		left, at, right := product(body)
-		switch {
-		case at < 0:
-			return body, nil
-		case n == maxHoisted:
-			return "", fmt.Errorf("at most %d of * in a tag are supported", maxHoisted)
+// arithmetic writes the operators * and + as calls: of what a product makes, which
+// is bounded, and of a sum, which is of two texts, two lists or two numbers.
+func arithmetic(body string) (string, error) {
+	for _, x := range []struct {
+		op   byte
+		call string
+		most int
+	}{{'*', "bound_times", maxHoisted}, {'+', "bound_plus", maxJoins}} {
+		for n := 0; ; n++ {
+			left, at, right := operands(body, x.op)
+			if at < 0 {
+				break
+			}
+			if n == x.most {
+				return "", fmt.Errorf("at most %d of %c in a tag are supported", x.most, x.op)
+			}
+			body = body[:left] + " " + x.call + "(" + body[left:at] + "," + body[at+1:right] + ")" + body[right:]
 		}
-		body = body[:left] + " bound_times(" + body[left:at] + "," + body[at+1:right] + ")" + body[right:]
 	}
+	return body, nil
 }
 
-// product finds the first * between two operands, and where they start and end;
-// at -1: there is none.
-func product(body string) (left, at, right int) {
-	starts := []int{0} // by bracket: of the operand of a *, which takes in / and %
+// operands finds the first * or + between two operands, and where they start and
+// end; at -1: there is none.
+func operands(body string, op byte) (left, at, right int) {
+	same, looser := "*/%", "+-~,:=!<>" // those that bind as op does, and less
+	if op == '+' {
+		same, looser = "+-", ",:=!<>"
+	}
+	starts := []int{0} // by bracket: of the operand of op, which takes in those that bind as it does
 	at = -1
 	depth, before := 0, byte(0) // of at; the last byte that is no blank
 	ends := func() bool { return at >= 0 && depth == len(starts) }
 	for i := 0; i < len(body); i++ {
 		c, next := body[i], i+1
 		operand := isNameByte(before) || before != 0 && strings.IndexByte(")]}'\"", before) >= 0
+		sign := (c == '+' || c == '-') && !operand
 		loose := false
 		switch {
 		case c == '\'' || c == '"':
@@ -176,19 +249,18 @@ func product(body string) (left, at, right int) {
 			starts = starts[:len(starts)-1]
 		case strings.HasPrefix(body[i:], "**"):
 			next++
-		case c == '*' && operand && at < 0:
+		case sign:
+		case c == op && operand && at < 0:
 			left, at, depth = starts[len(starts)-1], i, len(starts)
-		case c == '*' || c == '/' || c == '%':
+		case strings.IndexByte(same, c) >= 0:
 			if ends() {
 				return left, at, i
 			}
-		case strings.IndexByte("+-", c) >= 0:
-			loose = operand // else it is a sign
 		case isNameByte(c):
 			next = wordEnd(body, i)
 			loose = looseWords[body[i:next]]
 		default:
-			loose = strings.IndexByte("~,:=!<>", c) >= 0
+			loose = strings.IndexByte(looser, c) >= 0
 		}
 		if loose {
 			if ends() {

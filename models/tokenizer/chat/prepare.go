@@ -6,6 +6,7 @@
 package chat
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
@@ -217,7 +218,8 @@ func (p *preparer) tag(kind byte) error {
 	if kind == '%' {
 		end = "%}"
 	}
-	var body, code strings.Builder // code: without the texts
+	var body []byte
+	var code strings.Builder // without the texts
 	depth := 0
 	for p.rest != "" {
 		c := p.rest[0]
@@ -232,7 +234,7 @@ func (p *preparer) tag(kind byte) error {
 				if err := checkTag(code.String()); err != nil {
 					return err
 				}
-				return p.emit(kind, body.String())
+				return p.emit(kind, string(body))
 			}
 		}
 		switch c {
@@ -241,7 +243,7 @@ func (p *preparer) tag(kind byte) error {
 			if err != nil {
 				return err
 			}
-			body.WriteString(text)
+			body = append(body, text...)
 			continue
 		case '(', '[', '{':
 			if depth++; depth > maxBrackets {
@@ -251,10 +253,13 @@ func (p *preparer) tag(kind byte) error {
 			if depth--; depth < 0 {
 				return fmt.Errorf("bracket %c is not opened", c)
 			}
+			if before, ok := bytes.CutSuffix(bytes.TrimRight(body, " "), []byte(",")); ok && c == '}' {
+				body = before // the engine takes none there
+			}
 		case '\n', '\t', '\v', '\f':
 			c = ' '
 		}
-		body.WriteByte(c)
+		body = append(body, c)
 		code.WriteByte(c)
 		p.rest = p.rest[1:]
 	}
@@ -279,7 +284,7 @@ func checkTag(code string) error {
 // for training masks, prints nothing. What runs in rounds, gives a value a name
 // or prints it is counted: see budget.
 func (p *preparer) emit(kind byte, body string) error {
-	body, err := multiply(strings.TrimSpace(body))
+	body, err := arithmetic(dicts(strings.TrimSpace(body)))
 	if err != nil {
 		return err
 	}
@@ -309,6 +314,13 @@ func (p *preparer) emit(kind byte, body string) error {
 			return p.open(block{name: rest})
 		}
 		name = pieces[0]
+		_, expression, _ := strings.Cut(body, "=")
+		if then, rest, ok := cutWord(expression, "if"); ok {
+			p.chosen++
+			chosen := "chosen_" + strconv.Itoa(p.chosen) + "_"
+			p.choose(chosen, then, rest)
+			body = word + name + "= " + chosen
+		}
 	case "with":
 		name = names(rest)
 		fallthrough

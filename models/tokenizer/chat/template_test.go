@@ -130,7 +130,8 @@ func TestTemplatesThatFail(t *testing.T) {
 		"{# comment":                            "not closed",
 		"{{ 'text }}":                           "string is not closed",
 		"{{ raise_exception('roles!') }}":       "the template says: roles!",
-		"{% include 'secret' %}":                "template",
+		"{% include 'secret' %}":                `'include' not found (or beginning not provided) near "include", in "{% include 'secret' %}"`,
+		"a\n{{ 'b' }} {{ f(*messages) }}":       `near "*", in "{{ f(*messages) }}"`,
 		"{% include '../template_test.go' %}":   "template",
 		"{{ messages | no_such_filter }}":       "no_such_filter",
 		"{{ messages[0].content.no_such() }}":   "no_such",
@@ -285,8 +286,19 @@ func TestOpenFolders(t *testing.T) {
 	write(dir, "tokenizer_config.json", `{"bos_token": {"content": "<b>"}, "eos_token": null,
 		"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "{{ bos_token }}D"}]}`)
 	require.Equal(t, "<b>D", render(dir))
+	withTools := func() string {
+		template, err := Open(dir)
+		require.NoError(t, err)
+		text, err := template.Render(nil, Options{Tools: []json.RawMessage{json.RawMessage("{}")}})
+		require.NoError(t, err)
+		return text
+	}
+	require.Equal(t, "T", withTools())
 	write(dir, "chat_template.jinja", "{{ bos_token }}file\n")
 	require.Equal(t, "<b>file", render(dir))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "additional_chat_templates"), 0o700))
+	write(dir, "additional_chat_templates/tool_use.jinja", "{{ eos_token }}{{ tools | length }}")
+	require.Equal(t, "1", withTools())
 	write(dir, "tokenizer_config.json", `{"chat_template": 5}`)
 	_, err = Open(dir)
 	require.ErrorContains(t, err, "tokenizer_config.json")

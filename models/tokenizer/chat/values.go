@@ -29,18 +29,40 @@ func (l list) GetItem(key any) (*exec.Value, bool) {
 	return exec.AsValue(l[i]), true
 }
 
+// reasoningFields are the names of an assistant's reasoning: templates read the
+// first, or thinking.
+var reasoningFields = []string{"reasoning_content", "thinking", "reasoning"}
+
+// messageValues are the messages as transformers gives them to a template: fields
+// that are null are left out, and reasoning has the names that templates read.
 func messageValues(messages []Message) (list, error) {
 	values := make(list, len(messages))
 	for i, m := range messages {
-		v := exec.NewDict()
-		set(v, "role", m.Role)
-		set(v, "content", m.Content)
-		for _, name := range slices.Sorted(maps.Keys(m.Fields)) {
-			field, err := value(m.Fields[name])
+		fields := map[string]any{"content": m.Content}
+		for name, field := range m.Fields {
+			v, err := value(field)
 			if err != nil {
 				return nil, fmt.Errorf("message %d: %s: %w", i, name, err)
 			}
-			set(v, name, field)
+			fields[name] = v
+		}
+		for _, name := range reasoningFields {
+			if text := fields[name]; text != nil {
+				if fields["reasoning_content"] = text; fields["thinking"] == nil {
+					fields["thinking"] = text
+				}
+				break
+			}
+		}
+		v := exec.NewDict()
+		set(v, "role", m.Role)
+		if content := fields["content"]; content != nil {
+			set(v, "content", content)
+		}
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
+			if fields[name] != nil {
+				set(v, name, fields[name])
+			}
 		}
 		values[i] = v
 	}
