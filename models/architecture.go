@@ -50,6 +50,8 @@ var architectures = map[string]*architecture{
 	"glm":         &glm,
 	"glm4":        &glm4,
 	"granite":     &granite,
+	"ministral":   &ministral,
+	"ministral3":  &ministral3,
 	"mixtral":     &mixtral,
 	"olmo3":       &olmo3,
 	"phi3":        &phi3,
@@ -62,7 +64,7 @@ var architectures = map[string]*architecture{
 }
 
 // Types lists the supported values of model_type, sorted: those of models of text.
-// Of models that see images (gemma3) the text model within them runs.
+// Of models that see images (gemma3, mistral3) the text model within them runs.
 func Types() []string { return slices.Sorted(maps.Keys(architectures)) }
 
 func supportedTypes() string { return strings.Join(Types(), ", ") }

@@ -49,6 +49,8 @@ type Config struct {
 	LocalTheta float64 // base of the rotation of layers with the window, without scaling; 0: as the others
 	RotaryDim  int     // numbers at the front of a head that turn; 0: all
 	Scale      float64 // of the scores; 0: 1/sqrt(HeadDim)
+	Growth     float64 // queries at position p are multiplied by 1 + Growth log(1 + floor(p/GrowthSpan))
+	GrowthSpan int     // 1 or more with Growth, else 0
 	ScoreCap   float64 // scores stay softly within it; 0: no bound
 	LogitCap   float64 // logits stay softly within it (ops.Softcap); 0: no bound
 
@@ -232,6 +234,10 @@ func (c Config) Check() error {
 		return fmt.Errorf("final_logit_softcapping must be above 0, or null, got %g", c.LogitCap)
 	case !(c.ScoreCap >= 0) || math.IsInf(c.ScoreCap, 0):
 		return fmt.Errorf("attn_logit_softcapping must be above 0, or null, got %g", c.ScoreCap)
+	case math.IsNaN(c.Growth) || math.IsInf(c.Growth, 0) || c.GrowthSpan < 0 || (c.Growth != 0) != (c.GrowthSpan > 0):
+		return fmt.Errorf("llama_4_scaling_beta must be finite and come with a span of 1 position or more, got %g and %d", c.Growth, c.GrowthSpan)
+	case c.Growth != 0 && (c.Latent != nil || c.NoRope != nil || c.RotaryDim%c.HeadDim != 0 || c.LocalTheta != 0):
+		return errors.New("llama_4_scaling_beta goes with heads that turn whole, in every layer by one rotation")
 	case !(c.Scale >= 0) || math.IsInf(c.Scale, 0):
 		return fmt.Errorf("the scale of the scores must be 0 (1/sqrt(head_dim)) or above, got %g", c.Scale)
 	}
@@ -376,6 +382,7 @@ func (c *Config) lost(back *Config) string {
 		{"EmbedScale", orOne(c.EmbedScale), orOne(back.EmbedScale)}, {"ResidualScale", orOne(c.ResidualScale), orOne(back.ResidualScale)},
 		{"LogitDivisor", orOne(c.LogitDivisor), orOne(back.LogitDivisor)}, {"ScoreCap", float32(c.ScoreCap), float32(back.ScoreCap)},
 		{"RotaryDim", c.RotaryDim % c.HeadDim, back.RotaryDim % c.HeadDim},
+		{"Growth", c.Growth, back.Growth}, {"GrowthSpan", c.GrowthSpan, back.GrowthSpan},
 		{"LocalTheta", c.LocalTheta, back.LocalTheta}, {"Scale", float32(c.scale()), float32(back.scale())},
 		{"Experts", value(c.Experts.spelt()), value(back.Experts.spelt())}, {"Latent", value(c.Latent), value(back.Latent)}, {"Delta", value(c.Delta), value(back.Delta)},
 	} {

@@ -100,7 +100,7 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		value    any
 		want     string
 	}{
-		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, glm, glm4, granite, kimi_linear, llama, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3)`},
+		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, glm, glm4, granite, kimi_linear, llama, ministral, ministral3, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3)`},
 		{"llama3", "hidden_act", "relu", `hidden_act "relu" is not supported for llama (supported: silu)`},
 		{"llama3", "pretraining_tp", 2, "pretraining_tp 2 is not supported (supported: 1)"},
 		{"llama3", "quantization_config", map[string]any{"quant_method": "gptq"}, `quantization_config: quant_method "gptq" is not supported (supported: fp8, fbgemm_fp8, compressed-tensors)`},
@@ -172,6 +172,22 @@ func TestConfigFillsInWhatIsLeftOut(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []bool{true, true, false}, got.Global)
 	require.Equal(t, 9, got.WindowOf(2))
+}
+
+// TestMinistral3LeftOut: what its file leaves out, and what goes with a growth.
+func TestMinistral3LeftOut(t *testing.T) {
+	text := config(t, "ministral3")["text_config"].(map[string]any)
+	delete(text, "rope_parameters")
+	c, err := parse(t, text)
+	require.NoError(t, err)
+	require.Equal(t, []any{0.1, 16384, 1e6, "yarn", 16.0}, []any{c.Growth, c.GrowthSpan, c.RopeTheta, c.RopeScale.Type, c.RopeScale.Factor})
+	text["rope_parameters"] = map[string]any{"rope_type": "default", "llama_4_scaling_beta": 0.1}
+	_, err = parse(t, text)
+	require.EqualError(t, err, "original_max_position_embeddings must be 1 or more with llama_4_scaling_beta, got 0")
+	c.RotaryDim = 2
+	require.EqualError(t, c.Check(), "llama_4_scaling_beta goes with heads that turn whole, in every layer by one rotation")
+	c.GrowthSpan = 0
+	require.EqualError(t, c.Check(), "llama_4_scaling_beta must be finite and come with a span of 1 position or more, got 0.1 and 0")
 }
 
 func TestWrittenConfigsReadBack(t *testing.T) {

@@ -4,6 +4,7 @@ package models
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -33,6 +34,7 @@ type file struct {
 	RopeScaling      *rope    `json:"rope_scaling"`
 	Original         *int     `json:"original_max_position_embeddings,omitempty"` // here in some files, and then it counts
 	RopeParameters   *rope    `json:"rope_parameters,omitempty"`
+	unsaidRope       *rope    // where the file has neither
 	PartialRotary    *float64 `json:"partial_rotary_factor,omitempty"`
 	Tied             bool     `json:"tie_word_embeddings"`
 	AttentionBias    bool     `json:"attention_bias"`
@@ -110,6 +112,7 @@ type rope struct {
 	Short         []float64 `json:"short_factor,omitempty"`
 	Long          []float64 `json:"long_factor,omitempty"`
 	PartialRotary *float64  `json:"partial_rotary_factor,omitempty"`
+	Growth        *float64  `json:"llama_4_scaling_beta,omitempty"`
 
 	// Where the kinds of layers have settings of their own.
 	Full    *rope `json:"full_attention,omitempty"`
@@ -265,15 +268,15 @@ func (f *file) activation(want string) error {
 	return nil
 }
 
+// saidRope is what the file says of the rotation, in either spelling.
+func (f *file) saidRope() *rope { return cmp.Or(f.RopeParameters, f.RopeScaling, f.unsaidRope) }
+
 // rope reads either spelling of the rotary settings.
 func (f *file) rope(c *Config) error {
 	if f.RopeTheta != nil {
 		c.RopeTheta = *f.RopeTheta
 	}
-	r := f.RopeScaling
-	if f.RopeParameters != nil {
-		r = f.RopeParameters
-	}
+	r := f.saidRope()
 	if r != nil && r.Full != nil {
 		r = r.Full
 	}

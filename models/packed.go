@@ -118,7 +118,7 @@ func (p *paged) append(name string, x *graph.Node) *graph.Node {
 
 func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
 	r := p.layers[l]
-	q, k = r.turn(q, p.pos), r.turn(k, p.pos)
+	q, k = r.turnQueries(q, p.pos), r.turn(k, p.pos)
 	kp, vp := p.append(fmt.Sprintf(PagePools+"%d.k", l), k), p.append(fmt.Sprintf(PagePools+"%d.v", l), v)
 	return ops.PagedAttention(q, kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
 }
@@ -133,7 +133,7 @@ func (p *paged) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *grap
 		k, v := a.expand(q, latent, shared, w)
 		return p.Attention(l, q, k, v)
 	}
-	q = r.turn(q, p.pos)
+	q = r.turnQueries(q, p.pos)
 	if r.shared != nil {
 		turned := ops.Rotary(ops.Reshape(shared, shared.Dim(0), 1, a.Rope), p.pos, r.shared, r.pairing)
 		shared = ops.Reshape(turned, shared.Dim(0), a.Rope)

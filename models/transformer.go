@@ -107,6 +107,7 @@ type tableKey struct {
 	positions int
 	local     bool // of the layers with a base of their own
 	twice     bool // short, then long: see paged tables
+	queries   bool // what grows with the position grows
 	shared    bool // of the part of latent keys that heads share, without the rest of a head
 }
 
@@ -142,6 +143,9 @@ func (c *Config) table(k tableKey) (*ops.RotaryTable, error) {
 	if a := c.Latent; a != nil && !a.Halves && !k.shared {
 		t = latentTable(t, a.Nope)
 	}
+	if k.queries {
+		t = c.grown(t, k.positions)
+	}
 	return t, nil
 }
 
@@ -159,6 +163,7 @@ func (c *Config) longer(n int) bool {
 // reach is how far the attention of one layer sees and how it turns heads.
 type reach struct {
 	table   *ops.RotaryTable // nil: no rotation
+	queries *ops.RotaryTable // that of queries
 	pairing native.RotaryPairing
 	still   int              // numbers at the front of a head that the table leaves out
 	shared  *ops.RotaryTable // of the part of latent keys that heads share
@@ -199,13 +204,22 @@ func (m *Transformer) reaches(n int, paged bool) ([]reach, error) {
 		if rs[l].table, err = m.table(k); err != nil {
 			return nil, err
 		}
+		k.queries = c.Growth != 0
+		if rs[l].queries, err = m.table(k); err != nil {
+			return nil, err
+		}
 	}
 	return rs, nil
 }
 
-// turn rotates the heads of x; a nil pos means positions 0..T-1.
-func (r reach) turn(x, pos *graph.Node) *graph.Node {
-	if r.table == nil {
+// turn rotates the heads of keys; a nil pos means positions 0..T-1.
+func (r reach) turn(x, pos *graph.Node) *graph.Node { return r.turnBy(r.table, x, pos) }
+
+// turnQueries rotates those of queries.
+func (r reach) turnQueries(x, pos *graph.Node) *graph.Node { return r.turnBy(r.queries, x, pos) }
+
+func (r reach) turnBy(table *ops.RotaryTable, x, pos *graph.Node) *graph.Node {
+	if table == nil {
 		return x
 	}
 	if r.still > 0 {
@@ -213,9 +227,9 @@ func (r reach) turn(x, pos *graph.Node) *graph.Node {
 		if len(parts) < 2 {
 			return x // the builder has the error
 		}
-		return ops.Join(parts[0], ops.Rotary(parts[1], pos, r.table, r.pairing))
+		return ops.Join(parts[0], ops.Rotary(parts[1], pos, table, r.pairing))
 	}
-	return ops.Rotary(x, pos, r.table, r.pairing)
+	return ops.Rotary(x, pos, table, r.pairing)
 }
 
 // Mixer is how the tokens of a layer meet those before them: densely in
@@ -242,7 +256,7 @@ type dense struct{ layers []reach }
 
 func (d dense) Attention(l int, q, k, v *graph.Node) *graph.Node {
 	r := d.layers[l]
-	return ops.Attention(r.turn(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
+	return ops.Attention(r.turnQueries(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
 }
 
 func (d dense) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {

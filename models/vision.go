@@ -12,7 +12,7 @@ import (
 
 // seeing are the types of models that see, with the type of the text model where
 // text_config does not say it.
-var seeing = map[string]string{"gemma3": "gemma3_text"}
+var seeing = map[string]string{"gemma3": "gemma3_text", "mistral3": "mistral"}
 
 // textConfig is the config.json of the text model within one that sees. Ids,
 // quantisation and the tie of table and head stand around it, or in it.

@@ -15,7 +15,8 @@ for golden, saved in zip(paths[::2], paths[1::2]):
     ids = json.loads((Path(golden) / "golden.json").read_text())["prompts"][-1]["input_ids"]
     logits = []
     for path in (golden, saved):
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        kind = json.loads((Path(path) / "config.json").read_text())["architectures"][0]
+        model, info = getattr(transformers, kind).from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
         wrong = {k: v for k, v in info.items() if v}
         assert not wrong, f"{path}: {wrong}"

@@ -96,6 +96,23 @@ def granite():
     return transformers.GraniteForCausalLM, c, torch.float16
 
 
+def ministral():
+    c = transformers.MinistralConfig(**small(head_dim=10, sliding_window=16, layer_types=[
+        "sliding_attention", "full_attention", "sliding_attention"], rope_parameters={"rope_type": "default", "rope_theta": 1e8}))
+    return transformers.MinistralForCausalLM, c, torch.bfloat16
+
+
+# The text model of one that sees images; queries grow within the prompt of 70.
+def ministral3():
+    text = transformers.Ministral3Config(**small(head_dim=10, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "original_max_position_embeddings": 24, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}))
+    sight = dict(model_type="pixtral", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
+                 image_size=8, patch_size=4)
+    c = transformers.Mistral3Config(text_config=text, vision_config=sight, image_token_index=60, tie_word_embeddings=False)
+    return transformers.Mistral3ForConditionalGeneration, c, torch.bfloat16
+
+
 def mixtral():
     c = transformers.MixtralConfig(**small(num_local_experts=5, num_experts_per_tok=2))
     return transformers.MixtralForCausalLM, c, torch.bfloat16
