@@ -24,6 +24,8 @@ import (
 type ggufFile struct {
 	keys, tensors, data bytes.Buffer
 	nKeys, nTensors     uint64
+
+	code func(name string, shape []int) (kind uint32, data []byte) // of matrices; nil: they are float32
 }
 
 func (g *ggufFile) string(b *bytes.Buffer, s string) {
@@ -55,14 +57,17 @@ func (g *ggufFile) key(name string, v any) {
 	binary.Write(&g.keys, binary.LittleEndian, v)
 }
 
-func (g *ggufFile) tensor(name string, shape []int, data []float32) {
+func (g *ggufFile) tensor(name string, shape []int, data []float32) { g.typed(name, shape, 0, data) }
+
+// typed writes a tensor of any type by its number.
+func (g *ggufFile) typed(name string, shape []int, kind uint32, data any) {
 	g.nTensors++
 	g.string(&g.tensors, name)
 	binary.Write(&g.tensors, binary.LittleEndian, uint32(len(shape)))
 	for i := range shape {
 		binary.Write(&g.tensors, binary.LittleEndian, uint64(shape[len(shape)-1-i]))
 	}
-	binary.Write(&g.tensors, binary.LittleEndian, uint32(0))
+	binary.Write(&g.tensors, binary.LittleEndian, kind)
 	binary.Write(&g.tensors, binary.LittleEndian, uint64(g.data.Len()))
 	binary.Write(&g.data, binary.LittleEndian, data)
 	pad32(&g.data)
@@ -231,6 +236,11 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		shape := p.Type.Shape
 		if strings.Contains(p.Name, "_conv1d.") {
 			shape = []int{1, shape[0], 1, shape[2]}
+		}
+		if name := names.Replace(p.Name); g.code != nil && len(shape) == 2 {
+			kind, data := g.code(name, shape)
+			g.typed(name, shape, kind, data)
+			continue
 		}
 		g.tensor(names.Replace(p.Name), shape, out)
 	}

@@ -281,14 +281,8 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			return report, fmt.Errorf("%s: %s%s", x.what, strings.Join(x.list, ", "), s.foreign(unexpected))
 		}
 	}
-	if s.kept.wide {
-		bytes := 0
-		for _, p := range params {
-			bytes += p.Type.Size() * 4
-		}
-		if err := graph.CheckMemory("weights in float32", bytes); err != nil {
-			return report, err
-		}
+	if err := s.kept.checkMemory(params, from); err != nil {
+		return report, err
 	}
 	for _, want := range params {
 		parts := from[want.Name]

@@ -69,14 +69,38 @@ func (m *Transformer) addCodes(name string, q *checkpoint.FP8Weight, src *source
 }
 
 // codings are the block codings of GGUF that ops read.
-var codings = map[checkpoint.Coding]ops.Coding{checkpoint.Q8_0: ops.Q8_0, checkpoint.Q4_0: ops.Q4_0, checkpoint.Q4_1: ops.Q4_1}
+var codings = map[checkpoint.Coding]ops.Coding{
+	checkpoint.Q8_0: ops.Q8_0, checkpoint.Q4_0: ops.Q4_0, checkpoint.Q4_1: ops.Q4_1,
+	checkpoint.Q4_K: ops.Q4_K, checkpoint.Q5_K: ops.Q5_K, checkpoint.Q6_K: ops.Q6_K,
+}
 
 // blocks is the coding in which a matrix stays, 0 for none.
 func (s storage) blocks(t *checkpoint.Tensor, shape []int) ops.Coding {
-	if s.wide || s.matrices != dtype.Invalid || len(shape) != 2 || shape[1]%32 != 0 {
+	c := codings[t.Coding()]
+	if s.wide || s.matrices != dtype.Invalid || len(shape) != 2 || c == 0 || shape[1]%c.Block() != 0 {
 		return 0
 	}
-	return codings[t.Coding()]
+	return c
+}
+
+// checkMemory refuses weights of which copies do not fit: of all, in float32, or of
+// those that leave their blocks.
+func (s storage) checkMemory(params []*graph.Param, from map[string][]*checkpoint.Tensor) error {
+	what, bytes := "weights in float32", 0
+	for _, p := range params {
+		t, kept := from[p.Name][0], s.of(from[p.Name][0], p.Type.Shape)
+		if len(p.Type.Shape) > 2 {
+			kept = s.ofMatrix(t)
+		}
+		if !s.wide {
+			if t.Coding() == checkpoint.Plain || s.blocks(t, p.Type.Shape) != 0 {
+				continue
+			}
+			what = fmt.Sprintf("weights decoded to %s, such as %s from %s,", kept, t.Name(), t.Coding())
+		}
+		bytes += kept.Size() * p.Type.Size()
+	}
+	return graph.CheckMemory(what, bytes)
 }
 
 // addBlocks gives the model a matrix in a block coding, as uint8 rows.
@@ -96,7 +120,7 @@ func (m *Transformer) addBlocks(name string, t *checkpoint.Tensor, c ops.Coding,
 // shapeOf is the shape of a weight, whatever it is stored as.
 func shapeOf(p *graph.Param) []int {
 	if c := ops.CodingOf(p); c != 0 {
-		return []int{p.Type.Shape[0], p.Type.Shape[1] / c.Bytes(32) * 32}
+		return []int{p.Type.Shape[0], p.Type.Shape[1] / c.Bytes(c.Block()) * c.Block()}
 	}
 	return p.Type.Shape
 }

@@ -2,6 +2,8 @@ package models_test
 
 import (
 	"context"
+	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -138,4 +140,94 @@ func TestLatentsAndRoutersReadBlocks(t *testing.T) {
 		logs = append(logs, r.Logprob())
 	}
 	require.InDelta(t, logs[0], logs[1], 1e-6)
+}
+
+// TestBlocksAreReadAsCheckpointsDecodeThem compares the ops' reading of each coding
+// with that of package checkpoint, which has another library's.
+func TestBlocksAreReadAsCheckpointsDecodeThem(t *testing.T) {
+	ck, err := checkpoint.Open("checkpoint/testdata/blocks.gguf")
+	require.NoError(t, err)
+	defer ck.Close()
+	for _, c := range []ops.Coding{ops.Q8_0, ops.Q4_0, ops.Q4_1, ops.Q4_K, ops.Q5_K, ops.Q6_K} {
+		x, ok := ck.Lookup(c.String())
+		require.True(t, ok, c)
+		raw, want, got := make([]byte, x.Bytes()), make([]float32, x.Len()), make([]float32, x.Len())
+		require.NoError(t, x.Raw(raw))
+		require.NoError(t, x.Float32(want))
+		c.Widen(got, raw, 0, x.Rows(), x.RowLen())
+		require.Equal(t, want, got, c)
+	}
+}
+
+// TestSuperblocksStayInTheFile opens a GGUF file in Q4_K, Q5_K and Q6_K, as most are:
+// matrices are not decoded, and the model computes what the widened one does.
+func TestSuperblocksStayInTheFile(t *testing.T) {
+	m, err := models.New(models.Config{Type: "llama", Vocab: 32, Hidden: 256, FFN: 512, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 64, Context: 32, NormEps: 1e-5, RopeTheta: 1e4})
+	require.NoError(t, err)
+	require.NoError(t, m.Init(3))
+	r := rand.New(rand.NewPCG(1, 2))
+	kinds := map[string]uint32{"attn_v": 14, "ffn_down": 14, "token_embd": 14, "output": 14, "attn_q": 13}
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	require.NoError(t, os.WriteFile(path, ggufOf(m, func(g *ggufFile) {
+		g.code = func(name string, shape []int) (kind uint32, data []byte) {
+			parts := strings.Split(strings.TrimSuffix(name, ".weight"), ".")
+			if kind = kinds[parts[len(parts)-1]]; kind == 0 {
+				kind = 12
+			}
+			size, halves := map[uint32]int{12: 144, 13: 176, 14: 210}[kind], []int{0, 2}
+			if kind == 14 {
+				halves = []int{208}
+			}
+			data = make([]byte, shape[0]*shape[1]/256*size)
+			for i := range data {
+				data[i] = byte(r.Uint32())
+			}
+			for at := 0; at < len(data); at += size {
+				for _, h := range halves { // about 2^-13
+					data[at+h+1] = data[at+h+1]&3 | 8
+				}
+			}
+			return kind, data
+		}
+	}), 0o666))
+	o, err := models.Open(path)
+	require.NoError(t, err)
+	defer o.Close()
+	wide, err := models.Open(path, models.Widen())
+	require.NoError(t, err)
+	for _, p := range o.Params().All() {
+		require.Equal(t, strings.Contains(p.Name, "norm"), p.Type.DType == dtype.Float32, p.Name)
+	}
+	ids := []int32{3, 1, 4, 1, 5, 9, 2, 6}
+	require.Equal(t, runLogits(t, wide.Transformer, ids), runLogits(t, o.Transformer, ids))
+	ad, err := o.Adapt(models.LoRA{Rank: 2, Alpha: 4}, 1)
+	require.NoError(t, err)
+	require.Equal(t, runLogits(t, wide.Transformer, ids), adaptedLogits(t, ad, ids), "new adapters change nothing")
+}
+
+// TestDecodedWeightsThatNoMemoryHolds are an error that says so before any is read.
+func TestDecodedWeightsThatNoMemoryHolds(t *testing.T) {
+	const hidden = 4096
+	vocab := graph.MachineMemory()/(4*hidden) + 1
+	if vocab == 1 || vocab > 1<<23 {
+		t.Skipf("skipped: a machine of %d bytes of memory", graph.MachineMemory())
+	}
+	g := &ggufFile{}
+	g.key("general.architecture", "llama")
+	for key, v := range map[string]int{"embedding_length": hidden, "feed_forward_length": 1, "block_count": 1, "context_length": 8, "attention.head_count": 1, "attention.key_length": 2} {
+		g.key("llama."+key, uint32(v))
+	}
+	g.key("llama.attention.layer_norm_rms_epsilon", float32(1e-5))
+	for name, shape := range map[string][]int{"attn_q": {2, hidden}, "attn_k": {2, hidden}, "attn_v": {2, hidden}, "attn_output": {hidden, 2}, "ffn_gate": {1, hidden},
+		"ffn_up": {1, hidden}, "ffn_down": {hidden, 1}, "attn_norm": {hidden}, "ffn_norm": {hidden}} {
+		g.tensor("blk.0."+name+".weight", shape, make([]float32, graph.T(dtype.Float32, shape...).Size()))
+	}
+	g.tensor("output_norm.weight", []int{hidden}, make([]float32, hidden))
+	g.typed("token_embd.weight", []int{vocab, hidden}, 6, []byte{}) // Q5_0, a hole in the file
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	require.NoError(t, os.WriteFile(path, g.bytes(), 0o666))
+	require.NoError(t, os.Truncate(path, int64(len(g.bytes())+vocab*hidden/32*22)))
+	_, err := models.Open(path)
+	require.ErrorContains(t, err, "weights decoded to float32, such as token_embd.weight from Q5_0, of ")
+	require.ErrorContains(t, err, " cannot be had: this machine has ")
 }

@@ -17,6 +17,9 @@ const (
 	Q8_0 = native.CodedQ8_0
 	Q4_0 = native.CodedQ4_0
 	Q4_1 = native.CodedQ4_1
+	Q4_K = native.CodedQ4_K
+	Q5_K = native.CodedQ5_K
+	Q6_K = native.CodedQ6_K
 )
 
 const codingKey = "coding"
@@ -74,11 +77,12 @@ func asWide(w graph.Type, c Coding) (graph.Type, error) {
 	case c != 0 && !c.Blocks():
 		return w, fmt.Errorf("%s has no blocks", c)
 	case c != 0:
-		row := c.Bytes(32)
+		block := c.Block()
+		row := c.Bytes(block)
 		if w.DType != dtype.UInt8 || w.Rank() != 2 || w.Shape[1]%row != 0 {
 			return w, fmt.Errorf("rows of %s must be uint8 [N, a multiple of %d], got %s", c, row, w)
 		}
-		return graph.T(dtype.Float32, w.Shape[0], w.Shape[1]/row*32), nil
+		return graph.T(dtype.Float32, w.Shape[0], w.Shape[1]/row*block), nil
 	case isHalf(w):
 		w.DType = dtype.Float32
 	}

@@ -15,17 +15,21 @@ import (
 // TestBlockCodedWeights runs a table and a projection in the block codings: the
 // results have the bits of the same model with the weights widened.
 func TestBlockCodedWeights(t *testing.T) {
-	const v, d, n = 11, 64, 70
-	for _, c := range []ops.Coding{ops.Q8_0, ops.Q4_0, ops.Q4_1} {
+	const v, d, n = 11, 512, 70
+	for _, c := range []ops.Coding{ops.Q8_0, ops.Q4_0, ops.Q4_1, ops.Q4_K, ops.Q5_K, ops.Q6_K} {
 		r := rand.New(rand.NewPCG(1, 2))
 		rows := map[string][]byte{"table": make([]byte, v*c.Bytes(d)), "w": make([]byte, n*c.Bytes(d))}
 		for _, b := range rows {
 			for i := range b {
 				b[i] = byte(r.Uint32())
 			}
-			for at := 0; at < len(b); at += c.Bytes(32) {
-				b[at+1] = b[at+1]&3 | 0x28 // the scale is about 1/32
-				if c == ops.Q4_1 {
+			for at := 0; at < len(b); at += c.Bytes(c.Block()) {
+				step := at + 1
+				if c == ops.Q6_K {
+					step = at + 209
+				}
+				b[step] = b[step]&3 | 0x28 // the scale is about 1/32
+				if c != ops.Q8_0 && c != ops.Q4_0 && c != ops.Q6_K {
 					b[at+3] = b[at+3]&0x83 | 0x30
 				}
 			}

@@ -72,7 +72,7 @@ func weightSize(p *graph.Param) int {
 	if c == 0 {
 		return p.Type.Size()
 	}
-	return p.Type.Size() / c.Bytes(32) * 32
+	return p.Type.Size() / c.Bytes(c.Block()) * c.Block()
 }
 
 // weightBytes are the values of a weight in the given type.

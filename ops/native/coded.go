@@ -14,29 +14,32 @@ import (
 // Coding says how a stored weight is written.
 type Coding uint8
 
-// The 16-bit floats, and blocks of 32 numbers as GGUF files have them: q is
-// their whole number, d and m are binary16 and the same for a block.
+// The 16-bit floats, and blocks of 32 or 256 numbers as GGUF files have them: q is
+// their whole number, d and m are binary16 and the same for a block, s and t whole
+// numbers and the same for a run of 32 or, in Q6_K, 16.
 const (
 	CodedBF16 Coding = iota + 1 // the upper half of a float32
 	CodedF16                    // IEEE binary16
 	CodedQ8_0                   // d, then 32 int8: d q
 	CodedQ4_0                   // d, then 16 bytes: d (q - 8); low halves are the first 16
 	CodedQ4_1                   // d, m, then 16 bytes: d q + m
+	CodedQ4_K                   // d, m, 12 bytes of s and t, 128 of q: d s q - m t
+	CodedQ5_K                   // d, m, 12 bytes of s and t, 32 of fifth bits, 128 of q: d s q - m t
+	CodedQ6_K                   // 128 bytes of q, 64 of its upper bits, 16 int8 s, d: d s (q - 32)
 )
 
 func (c Coding) String() string {
-	names := [...]string{CodedBF16: "bf16", CodedF16: "f16", CodedQ8_0: "Q8_0", CodedQ4_0: "Q4_0", CodedQ4_1: "Q4_1"}
+	names := [...]string{CodedBF16: "bf16", CodedF16: "f16", CodedQ8_0: "Q8_0", CodedQ4_0: "Q4_0", CodedQ4_1: "Q4_1", CodedQ4_K: "Q4_K", CodedQ5_K: "Q5_K", CodedQ6_K: "Q6_K"}
 	if int(c) < len(names) && names[c] != "" {
 		return names[c]
 	}
 	return fmt.Sprintf("Coding(%d)", uint8(c))
 }
 
-// codedBlock is the numbers of a block of the codings with blocks.
+// codedBlock is the numbers of a block of the codings with small blocks.
 const codedBlock = 32
 
-// Bytes is the size of a row of k numbers; those with blocks need a multiple of
-// 32.
+// Bytes is the size of a row of k numbers, a multiple of Block.
 func (c Coding) Bytes(k int) int {
 	switch c {
 	case CodedQ8_0:
@@ -45,14 +48,20 @@ func (c Coding) Bytes(k int) int {
 		return k / codedBlock * 18
 	case CodedQ4_1:
 		return k / codedBlock * 20
+	case CodedQ4_K:
+		return k / superBlock * 144
+	case CodedQ5_K:
+		return k / superBlock * 176
+	case CodedQ6_K:
+		return k / superBlock * 210
 	case codedFP8:
 		return k
 	}
 	return 2 * k
 }
 
-// Blocks reports whether rows must be a multiple of 32 numbers.
-func (c Coding) Blocks() bool { return c >= CodedQ8_0 && c <= CodedQ4_1 }
+// Blocks reports whether rows must be a multiple of 32 numbers, or of more.
+func (c Coding) Blocks() bool { return c >= CodedQ8_0 && c <= CodedQ6_K }
 
 // Rows is the order of the rows of a stored weight: 0 as they are, else heads of
 // so many rows (an even number) in which neighbours are half a head apart, as
@@ -88,7 +97,7 @@ func (a *codedArgs) launch() {
 
 // LinearCodedGradInput is LinearGradInput with w[N,K] stored in a coding.
 func LinearCodedGradInput(dx, dy []float32, w []byte, c Coding, order Rows, m, n, k int) {
-	a := codedArgs{y: dx, x: dy, w: w, coding: c, order: order, m: m, n: n, k: k, cols: codedCols}
+	a := codedArgs{y: dx, x: dy, w: w, coding: c, order: order, m: m, n: n, k: k, cols: max(codedCols, c.Block())}
 	linearCodedGrad.launch(ceilDiv(k, a.cols), a)
 }
 
@@ -209,7 +218,7 @@ func (c Coding) widen(y []float32, x []byte) {
 		return
 	}
 	full := 0 // what the assembly has done
-	if inAssembly[float32]() {
+	if inAssembly[float32]() && c.Block() <= codedBlock {
 		step, of := codedSteps(c)
 		if full = len(y) / step * step; full > 0 {
 			of(&y[0], &x[0], full)
@@ -224,6 +233,10 @@ func (c Coding) widen(y []float32, x []byte) {
 	case CodedF16:
 		for i := range y {
 			y[i] = fromF16(binary.LittleEndian.Uint16(x[2*i:]))
+		}
+	case CodedQ4_K, CodedQ5_K, CodedQ6_K:
+		for ; len(y) >= superBlock; y, x = y[superBlock:], x[c.Bytes(superBlock):] {
+			c.superWiden(y[:superBlock], x)
 		}
 	default:
 		for ; len(y) >= codedBlock; y, x = y[codedBlock:], x[c.Bytes(codedBlock):] {

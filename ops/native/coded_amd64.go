@@ -21,6 +21,15 @@ func codedQ4_0(y *float32, x *byte, n int)
 //go:noescape
 func codedQ4_1(y *float32, x *byte, n int)
 
+//go:noescape
+func superQ4_K(y *float32, x *byte, r *superRuns)
+
+//go:noescape
+func superQ5_K(y *float32, x *byte, r *superRuns)
+
+//go:noescape
+func superQ6_K(y *float32, x *byte, r *superRuns)
+
 // codedSteps is how many numbers a turn of the loop takes, and the loop.
 func codedSteps(c Coding) (step int, of func(y *float32, x *byte, n int)) {
 	switch c {

@@ -8,6 +8,12 @@ import "unsafe"
 
 func codedSteps(Coding) (step int, of func(y *float32, x *byte, n int)) { return 1, nil }
 
+func superQ4_K(*float32, *byte, *superRuns) {}
+
+func superQ5_K(*float32, *byte, *superRuns) {}
+
+func superQ6_K(*float32, *byte, *superRuns) {}
+
 func (t *codedTile) stream(Coding) {}
 
 func streamE4M3(*fp8Tile) {}

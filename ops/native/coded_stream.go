@@ -44,7 +44,7 @@ func (a *codedArgs) streams() bool {
 	if a.coding == codedFP8 && (a.k%64 != 0 || a.fp8.Format != E4M3 || !a.fp8.streams()) {
 		return false
 	}
-	return gemmKernel >= avx512Kernel && a.m > 0 && a.m <= codedFew && a.k > 0 && a.k%32 == 0 &&
+	return gemmKernel >= avx512Kernel && a.m > 0 && a.m <= codedFew && a.k > 0 && a.k%32 == 0 && a.coding.Block() < superBlock &&
 		half%codedTileCols == 0
 }
 

@@ -61,18 +61,31 @@ func TestEvery16BitNumberWidensExactly(t *testing.T) {
 // TestBlocksAreTheirDefinition decodes random blocks against float64.
 func TestBlocksAreTheirDefinition(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	for _, c := range []Coding{CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+	for _, c := range []Coding{CodedQ8_0, CodedQ4_0, CodedQ4_1, CodedQ4_K, CodedQ5_K, CodedQ6_K} {
 		const blocks = 50
-		w := randomCoded(r, c, blocks*codedBlock)
-		y := make([]float32, blocks*codedBlock)
+		block := c.Block()
+		w := randomCoded(r, c, blocks*block)
+		y := make([]float32, blocks*block)
 		c.widen(y, w)
-		size := c.Bytes(codedBlock)
+		size := c.Bytes(block)
 		for b := range blocks {
 			x := w[b*size:]
 			d := wideF16(binary.LittleEndian.Uint16(x))
-			for i := range codedBlock {
+			for i := range block {
 				var want float64
 				switch c {
+				case CodedQ4_K, CodedQ5_K:
+					s, m := sixBits(x[4:16], i/32)
+					q := int(x[size-128+i/64*32+i%32]) / [2]int{1, 16}[i/32%2] % 16
+					if c == CodedQ5_K && x[16+i%32]&(1<<(i/32)) != 0 {
+						q += 16
+					}
+					want = d*float64(s)*float64(q) - wideF16(binary.LittleEndian.Uint16(x[2:]))*float64(m)
+				case CodedQ6_K: // 32 numbers of a row of 128 have the same places in their bytes
+					row, col, lane := i/128, i/32%4, i%32
+					low := int(x[row*64+col%2*32+lane]) / [2]int{1, 16}[col/2] % 16
+					high := int(x[128+row*32+lane]) / [4]int{1, 4, 16, 64}[col] % 4
+					want = wideF16(binary.LittleEndian.Uint16(x[208:])) * float64(int8(x[192+i/16])) * float64(low+16*high-32)
 				case CodedQ8_0:
 					want = d * float64(int8(x[2+i]))
 				case CodedQ4_0:
@@ -80,10 +93,18 @@ func TestBlocksAreTheirDefinition(t *testing.T) {
 				case CodedQ4_1:
 					want = d*float64(x[4+i%16]>>(i/16*4)&15) + wideF16(binary.LittleEndian.Uint16(x[2:]))
 				}
-				require.Equal(t, float32(want), y[b*codedBlock+i], "%s block %d number %d", c, b, i)
+				require.Equal(t, float32(want), y[b*block+i], "%s block %d number %d", c, b, i)
 			}
 		}
 	}
+}
+
+// sixBits are the step and the least number of a run, of 6 bits each.
+func sixBits(p []byte, run int) (s, m int) {
+	if run < 4 {
+		return int(p[run]) % 64, int(p[4+run]) % 64
+	}
+	return int(p[4+run])%16 + int(p[run-4])/64*16, int(p[4+run])/16 + int(p[run])/64*16
 }
 
 // randomCoded is n numbers of about 1.
@@ -104,7 +125,16 @@ func randomCoded(r *rand.Rand, c Coding, n int) []byte {
 	for i := range w {
 		w[i] = byte(r.Uint32())
 	}
-	for at := 0; at < len(w); at += c.Bytes(codedBlock) {
+	for at := 0; at < len(w); at += c.Bytes(c.Block()) {
+		switch c {
+		case CodedQ6_K:
+			binary.LittleEndian.PutUint16(w[at+208:], uint16(r.IntN(0x400))|uint16(3+r.IntN(3))<<10)
+			continue
+		case CodedQ4_K, CodedQ5_K:
+			binary.LittleEndian.PutUint16(w[at:], uint16(r.IntN(0x400))|uint16(3+r.IntN(3))<<10)
+			binary.LittleEndian.PutUint16(w[at+2:], uint16(r.IntN(0x400))|uint16(6+r.IntN(3))<<10)
+			continue
+		}
 		binary.LittleEndian.PutUint16(w[at:], uint16(r.IntN(0x400))|uint16(8+r.IntN(3))<<10)
 		if c == CodedQ4_1 {
 			binary.LittleEndian.PutUint16(w[at+2:], uint16(r.IntN(0x400))|0x8000|uint16(12+r.IntN(3))<<10)
@@ -132,12 +162,10 @@ func TestCodedWeightsGiveTheBitsOfWideOnes(t *testing.T) {
 		x[n] = 7 // the guard
 		return x
 	}
-	for _, c := range []Coding{CodedBF16, CodedF16, CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+	for _, c := range []Coding{CodedBF16, CodedF16, CodedQ8_0, CodedQ4_0, CodedQ4_1, CodedQ4_K, CodedQ5_K, CodedQ6_K} {
 		for _, s := range [][3]int{{0, 5, 3}, {1, 1, 1}, {1, 300, 700}, {3, 65, 257}, {13, 130, 64}, {70, 33, 515}, {1, 70, 576}, {2, 64, 288}, {3, 96, 32}, {4, 131, 1536}} {
 			m, n, k := s[0], s[1], s[2]
-			if c.Blocks() {
-				k = ceilDiv(k, codedBlock) * codedBlock
-			}
+			k = ceilDiv(k, c.Block()) * c.Block()
 			x, b, dy := normal(m*k), normal(n), normal(m*n)
 			w := randomCoded(r, c, n*k)
 			wide := make([]float32, n*k)
@@ -209,7 +237,7 @@ func oddNumbers(t *testing.T, n, k int, product func(y, x []float32, w []byte, c
 func TestStreamedOddSteps(t *testing.T) {
 	const n, k = 32, 320
 	r := rand.New(rand.NewPCG(8, 9))
-	for _, c := range []Coding{CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+	for _, c := range []Coding{CodedQ8_0, CodedQ4_0, CodedQ4_1} { // those with tiles
 		for m := 1; m <= gemmFew+2; m++ {
 			w := make([]byte, n*c.Bytes(k))
 			for i := range w {
@@ -314,7 +342,7 @@ func BenchmarkLinearOneRow(b *testing.B) {
 			Linear(y, x, w, nil, 1, n, k)
 		}
 	})
-	for _, c := range []Coding{CodedBF16, CodedF16, CodedQ8_0, CodedQ4_0, CodedQ4_1} {
+	for _, c := range []Coding{CodedBF16, CodedF16, CodedQ8_0, CodedQ4_0, CodedQ4_1, CodedQ4_K, CodedQ5_K, CodedQ6_K} {
 		coded := make([]byte, n*c.Bytes(k))
 		b.Run(c.String(), func(b *testing.B) {
 			b.SetBytes(int64(len(coded)))
