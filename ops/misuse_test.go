@@ -36,6 +36,9 @@ func constructors(t *testing.T) map[string]func(x, y *graph.Node) *graph.Node {
 		"rmsnorm":    func(x, y *graph.Node) *graph.Node { return ops.RMSNorm(x, y, 1e-5) },
 		"layernorm":  func(x, y *graph.Node) *graph.Node { return ops.LayerNorm(x, y, 1e-5) },
 		"swiglu":     ops.SwiGLU,
+		"clamped": func(x, y *graph.Node) *graph.Node {
+			return ops.ClampedExperts(x, x, y, x, x, x, x, x, x, ops.ClampedExpertsOp{Alpha: 1, Limit: 1})
+		},
 		"mul":        ops.Mul,
 		"mse":        ops.MSE,
 		"geglu":      func(x, y *graph.Node) *graph.Node { return ops.GeGLU(x, y, true) },

@@ -264,18 +264,42 @@ func expertShape(in []graph.Tensor) native.Experts {
 	return native.Experts{Tokens: rows(in[0].Type), TopK: last(in[1].Type), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2]}
 }
 
-func experts[T native.Float](c *graph.Call) error {
+func experts[T native.Float](c *graph.Call) error { return expertsWith[T](c, nil) }
+
+// expertsWith computes experts, with the biases and the unit of u if it is not nil.
+func expertsWith[T native.Float](c *graph.Call, u *native.Clamped[T]) error {
 	x := expertShape(c.In)
 	ids := graph.Data[int32](c.In[2])
 	if err := native.CheckExpertIDs(ids, x.E); err != nil {
 		return err
 	}
 	if stacks, ok := codedStacks(c.In[3:6]); ok {
-		native.ExpertsCodedForward(graph.Data[float32](c.Out[0]), graph.Data[float32](c.In[0]), graph.Data[float32](c.In[1]), ids, stacks[0], stacks[1], stacks[2], x)
+		native.ExpertsCodedForward(graph.Data[float32](c.Out[0]), graph.Data[float32](c.In[0]), graph.Data[float32](c.In[1]), ids, stacks[0], stacks[1], stacks[2], x, wideUnit(u))
 		return nil
 	}
 	native.ExpertsForward(graph.Data[T](c.Out[0]), graph.Data[T](c.In[0]), graph.Data[T](c.In[1]), ids,
-		graph.Data[T](c.In[3]), graph.Data[T](c.In[4]), graph.Data[T](c.In[5]), x)
+		graph.Data[T](c.In[3]), graph.Data[T](c.In[4]), graph.Data[T](c.In[5]), x, u)
+	return nil
+}
+
+// wideUnit is u, of a graph in float32, which alone takes stored stacks.
+func wideUnit[T native.Float](u *native.Clamped[T]) *native.Clamped[float32] {
+	wide, _ := any(u).(*native.Clamped[float32])
+	return wide
+}
+
+// expertsGradWith writes the gradients of experts; those of stored stacks are not
+// wanted. The inputs are those of the forward op behind the gradient of its result.
+func expertsGradWith[T native.Float](c *graph.Call, g native.ExpertsGrads[T], u *native.Clamped[T]) error {
+	in := c.In[1:]
+	if stacks, ok := codedStacks(in[3:6]); ok {
+		wide, _ := any(g).(native.ExpertsGrads[float32])
+		native.ExpertsCodedGradInput(wide, graph.Data[float32](c.In[0]), graph.Data[float32](in[0]), graph.Data[float32](in[1]), graph.Data[int32](in[2]),
+			stacks[0], stacks[1], stacks[2], expertShape(in), wideUnit(u))
+		return nil
+	}
+	native.ExpertsGrad(g, graph.Data[T](c.In[0]), graph.Data[T](in[0]), graph.Data[T](in[1]), graph.Data[int32](in[2]),
+		graph.Data[T](in[3]), graph.Data[T](in[4]), graph.Data[T](in[5]), expertShape(in), u)
 	return nil
 }
 
@@ -300,14 +324,7 @@ func (expertsGradInput) Infer(in []graph.Type) ([]graph.Type, error) {
 }
 
 func expertsGradInputBody(c *graph.Call) error {
-	in := c.In[1:]
-	stacks, ok := codedStacks(in[3:6])
-	if !ok {
-		return fmt.Errorf("the stacks must be stored in 16 bits, got %s, %s, %s", in[3].Type, in[4].Type, in[5].Type)
-	}
-	native.ExpertsCodedGradInput(graph.Data[float32](c.Out[0]), graph.Data[float32](c.Out[1]), graph.Data[float32](c.In[0]),
-		graph.Data[float32](in[0]), graph.Data[float32](in[1]), graph.Data[int32](in[2]), stacks[0], stacks[1], stacks[2], expertShape(in))
-	return nil
+	return expertsGradWith(c, native.ExpertsGrads[float32]{Tokens: graph.Data[float32](c.Out[0]), Weights: graph.Data[float32](c.Out[1])}, nil)
 }
 
 // expertsGrad gives the gradients of x, weights, gate, up and down.
@@ -319,10 +336,7 @@ func (expertsGrad) Infer(in []graph.Type) ([]graph.Type, error) {
 }
 
 func expertsGradBody[T native.Float](c *graph.Call) error {
-	in := c.In[1:]
-	native.ExpertsGrad(native.ExpertsGrads[T]{
+	return expertsGradWith(c, native.ExpertsGrads[T]{
 		Tokens: graph.Data[T](c.Out[0]), Weights: graph.Data[T](c.Out[1]), Gate: graph.Data[T](c.Out[2]), Up: graph.Data[T](c.Out[3]), Down: graph.Data[T](c.Out[4]),
-	}, graph.Data[T](c.In[0]), graph.Data[T](in[0]), graph.Data[T](in[1]), graph.Data[int32](in[2]),
-		graph.Data[T](in[3]), graph.Data[T](in[4]), graph.Data[T](in[5]), expertShape(in))
-	return nil
+	}, nil)
 }

@@ -185,6 +185,7 @@ func appendRotary[T native.Float](c *graph.Call) error {
 //	kv_page_indices  int32 [N], page ids
 //	kv_last_page_len int32 [R]
 //	k_steps, v_steps float32 [Hkv], for pools of E4M3 alone
+//	sinks            [Hq], with Sinks: a logit for each head, as AttentionOp has them
 //
 // Pools hold the type of q, bfloat16, float16 or E4M3, as AppendPagesOp writes them.
 // Results: out [T,Hq,Dv] and lse [Hq,T]. The n queries of a request are the
@@ -197,6 +198,7 @@ type PagedAttentionOp struct {
 	Window  int
 	Softcap float64
 	BF16    bool // natively, as AttentionOp has it, for requests of more than one query
+	Sinks   bool // they are the last input
 }
 
 // MaxPagedHeadDim is the largest head dim of PagedAttentionOp: latents that are
@@ -207,12 +209,14 @@ const MaxPagedHeadDim = 1024
 type Pages struct {
 	QOIndptr, Indptr, Indices, LastPageLen *graph.Node
 	KSteps, VSteps                         *graph.Node // of pools of E4M3
+	Sinks                                  *graph.Node // of the heads, nil without
 }
 
 // PagedAttention adds a PagedAttentionOp and returns out.
 func PagedAttention(q, kPages, vPages *graph.Node, p Pages, o PagedAttentionOp) *graph.Node {
 	in := []*graph.Node{q, kPages, vPages, p.QOIndptr, p.Indptr, p.Indices, p.LastPageLen}
-	return graph.Apply(o, append(in, given(p.KSteps, p.VSteps)...)...)
+	o.Sinks = p.Sinks != nil
+	return graph.Apply(o, append(in, given(p.KSteps, p.VSteps, p.Sinks)...)...)
 }
 
 // Name is "paged_attention".
@@ -220,12 +224,18 @@ func (PagedAttentionOp) Name() string { return "paged_attention" }
 
 // Infer checks q against the pools and the description of the requests.
 func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
+	in, sinks := o.cut(in)
 	if err := arity(in, 7, "q", "k_pages", "v_pages", "qo_indptr", "kv_page_indptr", "kv_page_indices", "kv_last_page_len", "k_steps", "v_steps"); err != nil {
 		return nil, err
 	}
 	q, k, v := in[0], in[1], in[2]
 	if err := activation("q", q); err != nil {
 		return nil, err
+	}
+	for _, t := range sinks {
+		if q.Rank() == 3 && !t.Equal(graph.T(q.DType, q.Shape[1])) {
+			return nil, fmt.Errorf("sinks must be %s[%d], one for each head of q, got %s", q.DType, q.Shape[1], t)
+		}
 	}
 	if k.DType != v.DType {
 		return nil, fmt.Errorf("k_pages and v_pages must hold one type, got %s and %s", k, v)
@@ -276,8 +286,17 @@ func (o PagedAttentionOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	return []graph.Type{graph.T(q.DType, q.Shape[0], q.Shape[1], last(v)), graph.T(q.DType, q.Shape[1], q.Shape[0])}, nil
 }
 
+// cut takes the sinks, if there are, from the inputs.
+func (o PagedAttentionOp) cut(in []graph.Type) (others, sinks []graph.Type) {
+	if n := len(in) - 1; o.Sinks && n >= 0 {
+		return in[:n], in[n:]
+	}
+	return in, nil
+}
+
 func pagedAttention[T native.Float](c *graph.Call) error {
 	o, q, k, v := c.Op.(PagedAttentionOp), c.In[0], c.In[1], c.In[2]
+	steps := c.In[7:]
 	a := native.PagedArgs[T]{
 		Out: graph.Data[T](c.Out[0]), LSE: graph.Data[T](c.Out[1]), Q: graph.Data[T](q),
 		QIndptr: graph.Data[int32](c.In[3]),
@@ -286,9 +305,12 @@ func pagedAttention[T native.Float](c *graph.Call) error {
 		T: q.Shape[0], Hq: q.Shape[1], Hkv: k.Shape[2], D: last(q.Type), Dv: last(v.Type),
 		Scale: o.Scale, Softcap: o.Softcap, Causal: o.Causal, Window: o.Window, BF16: o.BF16,
 	}
+	if n := len(steps) - 1; o.Sinks {
+		a.Sinks, steps = graph.Data[T](steps[n]), steps[:n]
+	}
 	var kSteps, vSteps []graph.Tensor
-	if len(c.In) == 9 {
-		kSteps, vSteps = c.In[7:8], c.In[8:9]
+	if len(steps) == 2 {
+		kSteps, vSteps = steps[:1], steps[1:]
 	}
 	var narrow bool
 	if a.NarrowK, narrow = narrowPool(k, kSteps); narrow {

@@ -277,14 +277,18 @@ func pagedBody(c *Call) error {
 	}
 	r := requests{c.In[3], c.In[4], c.In[5], c.In[6]}
 	pool := c.poolType(1)
-	var qp, kp, vp, kSteps, vSteps, qo, indptr, indices, last Pointer
-	var errs [5]error
+	var qp, kp, vp, kSteps, vSteps, sinks, qo, indptr, indices, last Pointer
+	var errs [6]error
+	wide := true
 	errs[0] = errors.Join(c.inputs(0, &qp), c.inputs(3, &qo, &indptr, &indices, &last))
 	kp, errs[1] = c.InputAs(1, pool)
 	vp, errs[2] = c.InputAs(2, pool)
-	if len(c.In) > 7 {
+	if len(c.In) > 8 {
 		kSteps, errs[3] = c.InputAs(7, F32)
 		vSteps, errs[4] = c.InputAs(8, F32)
+	}
+	if o.Sinks {
+		sinks, wide, errs[5] = c.floats(len(c.In) - 1)
 	}
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
@@ -293,7 +297,7 @@ func pagedBody(c *Call) error {
 	ragged := Ragged{Pages: Pages{PageSize: size, Indptr: indptr, Indices: indices, LastPageLen: last}, Tokens: tokens, PoolTokens: pages * size, QoIndptr: qo}
 	general := func(several bool, all int) error {
 		g := AttentionGeneral{Type: c.Type(), KV: pool, B: r.qo.Dim(0) - 1, Hq: hq, Hk: hk, D: d, Dv: lastDim(v), Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
-			Ragged: &ragged, Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
+			Sinks: sinks, SinksNarrow: !wide, Ragged: &ragged, Causal: o.Causal, Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
 		if c.Needs(1) {
 			g.LSE = c.Output(1)
 		}
@@ -302,10 +306,10 @@ func pagedBody(c *Call) error {
 		ragged.TileBatch, ragged.TileIndex = c.tiles(r, t)
 		return g.Launch(c)
 	}
-	one := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps,
+	one := AttentionDecode{Type: c.Type(), B: tokens, Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, KSteps: kSteps, VSteps: vSteps, Sinks: sinks,
 		Window: kernelWindow(o.Window), Softcap: float32(o.Softcap), Scale: float32(o.Scale)}
 	decode := tokens <= mostDecode
-	if d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d, pool == E4M3) != nil || decode && !one.fits(c.Target()) {
+	if !wide || d != lastDim(v) || pool != c.Type() && pool != E4M3 || c.Needs(1) || checkHeads(op, c.Type(), hq, hk, d, pool == E4M3) != nil || decode && !one.fits(c.Target()) {
 		return general(false, tokens)
 	}
 	if decode {
@@ -339,7 +343,7 @@ func pagedBody(c *Call) error {
 		}
 	}
 	a := AttentionPrefill{Type: c.Type(), Hq: hq, Hk: hk, D: d, Out: c.Output(0), Q: qp, K: kp, V: vp, Causal: o.Causal, Window: kernelWindow(o.Window),
-		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: &ragged, KSteps: kSteps, VSteps: vSteps}
+		Softcap: float32(o.Softcap), Scale: float32(o.Scale), Ragged: &ragged, KSteps: kSteps, VSteps: vSteps, Sinks: sinks}
 	if !a.fits(c.Target()) {
 		return general(decode, 0)
 	}

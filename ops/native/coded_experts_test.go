@@ -1,6 +1,7 @@
 package native
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -38,9 +39,21 @@ func TestExpertsOnStoredStacks(t *testing.T) {
 			want := oracle.Forward(wide(in), wide(weights), ids, wideGate, wideUp, wideDown)
 			wantIn, wantW, _, _, _ := oracle.Backward(wide(dy), wide(in), wide(weights), ids, wideGate, wideUp, wideDown)
 			y, dx, dw := nans[float32](len(in)), nans[float32](len(in)), nans[float32](len(weights))
+			g := ExpertsGrads[float32]{Tokens: dx, Weights: dw}
+			u := &Clamped[float32]{Clamp{0.25, 2}, normals[float32](r, x.E*x.F), normals[float32](r, x.E*x.F), normals[float32](r, x.E*x.D)}
+			clamped := optest.ClampedExperts{Experts: oracle, Alpha: 0.25, Limit: 2, Gate: wide(u.Gate), Up: wide(u.Up), Down: wide(u.Down)}
+			g.GateBias, g.UpBias, g.DownBias = nans[float32](x.E*x.F), nans[float32](x.E*x.F), nans[float32](x.E*x.D)
+			ExpertsCodedForward(y, in, weights, ids, gate, up, down, x, u)
+			ExpertsCodedGradInput(g, dy, in, weights, ids, gate, up, down, x, u)
+			near(t, "clamped y", y, clamped.Forward(wide(in), wide(weights), ids, wideGate, wideUp, wideDown), 16)
+			for i, want := range clamped.Backward(wide(dy), wide(in), wide(weights), ids, wideGate, wideUp, wideDown) {
+				if got := [][]float32{dx, dw, nil, nil, nil, g.GateBias, g.UpBias, g.DownBias}[i]; got != nil {
+					near(t, fmt.Sprint("clamped gradient ", i), got, want, 32)
+				}
+			}
 			run := func() {
-				ExpertsCodedForward(y, in, weights, ids, gate, up, down, x)
-				ExpertsCodedGradInput(dx, dw, dy, in, weights, ids, gate, up, down, x)
+				ExpertsCodedForward(y, in, weights, ids, gate, up, down, x, nil)
+				ExpertsCodedGradInput(g, dy, in, weights, ids, gate, up, down, x, nil)
 			}
 			eachWorkers(t, func() []float32 {
 				unmodified(t, run, in, weights, dy)

@@ -35,14 +35,18 @@ func (x Experts) out(c choices) Grouped { return Grouped{Offsets: c.offsets, N: 
 //
 //	y[t] = sum_c weights[t,c] down_e (silu(gate_e x[t]) up_e x[t]),  e = ids[t,c]
 //
-// with x, y [T,D], ids and weights [T,TopK], gate and up [E,F,D], down [E,D,F].
-func ExpertsForward[T Float](y, tokens, weights []T, ids []int32, gate, up, down []T, x Experts) {
+// with x, y [T,D], ids and weights [T,TopK], gate and up [E,F,D], down [E,D,F]; u
+// not nil: with its biases and its unit.
+func ExpertsForward[T Float](y, tokens, weights []T, ids []int32, gate, up, down []T, x Experts, u *Clamped[T]) {
 	c, m := x.sort(ids), x.Tokens*x.TopK
 	a, b, rows := takeScratch[T](m*x.F), takeScratch[T](m*x.F), takeScratch[T](m*x.D)
 	GroupedLinear(a, tokens, gate, x.in(c))
 	GroupedLinear(b, tokens, up, x.in(c))
-	SwiGLU(a, a, b, m*x.F)
+	u.unit(a, a, b, c.offsets, x.F)
 	GroupedLinear(rows, a, down, x.out(c))
+	if u != nil {
+		addExpertBias(rows, u.Down, c.offsets, x.D)
+	}
 	CombineExperts(y, rows, weights, c.position, x.Tokens, x.TopK, x.D)
 	giveScratch(a)
 	giveScratch(b)
@@ -51,23 +55,34 @@ func ExpertsForward[T Float](y, tokens, weights []T, ids []int32, gate, up, down
 }
 
 // ExpertsGrads are the gradients of the operands of ExpertsForward.
-type ExpertsGrads[T Float] struct{ Tokens, Weights, Gate, Up, Down []T }
+type ExpertsGrads[T Float] struct {
+	Tokens, Weights, Gate, Up, Down []T
+	GateBias, UpBias, DownBias      []T
+}
 
 // ExpertsGrad writes the gradients for dy [T,D]. It recomputes what the forward
 // pass computed, so that nothing but the operands is kept between the two.
-func ExpertsGrad[T Float](g ExpertsGrads[T], dy, tokens, weights []T, ids []int32, gate, up, down []T, x Experts) {
+func ExpertsGrad[T Float](g ExpertsGrads[T], dy, tokens, weights []T, ids []int32, gate, up, down []T, x Experts, u *Clamped[T]) {
 	c, m := x.sort(ids), x.Tokens*x.TopK
 	a, b, h := takeScratch[T](m*x.F), takeScratch[T](m*x.F), takeScratch[T](m*x.F)
 	rows, drows := takeScratch[T](m*x.D), takeScratch[T](m*x.D)
 	GroupedLinear(a, tokens, gate, x.in(c))
 	GroupedLinear(b, tokens, up, x.in(c))
-	SwiGLU(h, a, b, m*x.F)
+	u.unit(h, a, b, c.offsets, x.F)
 	GroupedLinear(rows, h, down, x.out(c))
+	if u != nil {
+		addExpertBias(rows, u.Down, c.offsets, x.D)
+	}
 	CombineExpertsGrad(drows, g.Weights, dy, rows, weights, c.position, x.Tokens, x.TopK, x.D)
 
 	GroupedLinearGradWeight(g.Down, drows, h, x.out(c))
 	GroupedLinearGradInput(h, drows, down, x.out(c))
-	SwiGLUGrad(a, b, h, a, b, m*x.F)
+	u.unitGrad(a, b, h, a, b)
+	if u != nil {
+		expertBiasGrad(g.DownBias, drows, c.offsets, x.D)
+		expertBiasGrad(g.GateBias, a, c.offsets, x.F)
+		expertBiasGrad(g.UpBias, b, c.offsets, x.F)
+	}
 	GroupedLinearGradWeight(g.Gate, a, tokens, x.in(c))
 	GroupedLinearGradWeight(g.Up, b, tokens, x.in(c))
 	GroupedLinearGradInput(rows, a, gate, x.in(c))

@@ -220,11 +220,11 @@ func testExperts[T Float](t *testing.T) {
 		want := oracle.Forward(wide(in), wide(weights), ids, wide(gate), wide(up), wide(down))
 		wantIn, wantW, wantG, wantU, wantD := oracle.Backward(wide(dy), wide(in), wide(weights), ids, wide(gate), wide(up), wide(down))
 		y := nans[T](len(in))
-		g := ExpertsGrads[T]{nans[T](len(in)), nans[T](len(weights)), nans[T](len(gate)), nans[T](len(up)), nans[T](len(down))}
+		g := ExpertsGrads[T]{Tokens: nans[T](len(in)), Weights: nans[T](len(weights)), Gate: nans[T](len(gate)), Up: nans[T](len(up)), Down: nans[T](len(down))}
 		eachWorkers(t, func() []T {
 			unmodified(t, func() {
-				ExpertsForward(y, in, weights, ids, gate, up, down, x)
-				ExpertsGrad(g, dy, in, weights, ids, gate, up, down, x)
+				ExpertsForward(y, in, weights, ids, gate, up, down, x, nil)
+				ExpertsGrad(g, dy, in, weights, ids, gate, up, down, x, nil)
 			}, in, weights, gate, up, down, dy)
 			return flat(y, g.Tokens, g.Weights, g.Gate, g.Up, g.Down)
 		})
@@ -235,8 +235,8 @@ func testExperts[T Float](t *testing.T) {
 		near(t, "dup", g.Up, wantU, 16)
 		near(t, "ddown", g.Down, wantD, 16)
 		run := func() {
-			ExpertsForward(y, in, weights, ids, gate, up, down, x)
-			ExpertsGrad(g, dy, in, weights, ids, gate, up, down, x)
+			ExpertsForward(y, in, weights, ids, gate, up, down, x, nil)
+			ExpertsGrad(g, dy, in, weights, ids, gate, up, down, x, nil)
 		}
 		require.Zero(t, allocs(run))
 	}
@@ -254,12 +254,12 @@ func TestExpertsTokensAreIndependent(t *testing.T) {
 		ids[i] = int32(1 + 2*(i%2))
 	}
 	all := nans[float32](len(in))
-	ExpertsForward(all, in, w, ids, gate, up, down, x)
+	ExpertsForward(all, in, w, ids, gate, up, down, x, nil)
 	one := x
 	one.Tokens = 1
 	for _, tok := range []int{0, 57, 199} {
 		y := nans[float32](x.D)
-		ExpertsForward(y, in[tok*x.D:][:x.D], w[tok*2:][:2], ids[:2], gate, up, down, one)
+		ExpertsForward(y, in[tok*x.D:][:x.D], w[tok*2:][:2], ids[:2], gate, up, down, one, nil)
 		requireSameBits(t, all[tok*x.D:(tok+1)*x.D], y)
 	}
 }
@@ -272,11 +272,11 @@ func TestExpertsGradByDifferences(t *testing.T) {
 	ids := []int32{0, 1, 3, 0, 1, 3, 0, 3, 1, 0, 3, 1} // expert 2 has no token
 	projected(t, "experts", func() [][]float64 {
 		y := nans[float64](len(in))
-		ExpertsForward(y, in, w, ids, gate, up, down, x)
+		ExpertsForward(y, in, w, ids, gate, up, down, x, nil)
 		return [][]float64{y}
 	}, func(u [][]float64) [][]float64 {
-		g := ExpertsGrads[float64]{nans[float64](len(in)), nans[float64](len(w)), nans[float64](len(gate)), nans[float64](len(up)), nans[float64](len(down))}
-		ExpertsGrad(g, u[0], in, w, ids, gate, up, down, x)
+		g := ExpertsGrads[float64]{Tokens: nans[float64](len(in)), Weights: nans[float64](len(w)), Gate: nans[float64](len(gate)), Up: nans[float64](len(up)), Down: nans[float64](len(down))}
+		ExpertsGrad(g, u[0], in, w, ids, gate, up, down, x, nil)
 		return [][]float64{g.Tokens, g.Weights, g.Gate, g.Up, g.Down}
 	}, in, w, gate, up, down)
 }
@@ -292,15 +292,15 @@ func BenchmarkExperts(b *testing.B) {
 	ids := make([]int32, x.Tokens*x.TopK)
 	Route(ids, make([]float32, len(ids)), normals[float32](r, x.Tokens*x.E), nil, x.Tokens, Router{Experts: x.E, TopK: x.TopK})
 	y := make([]float32, len(in))
-	g := ExpertsGrads[float32]{make([]float32, len(in)), make([]float32, len(w)), make([]float32, n), make([]float32, n), make([]float32, n)}
+	g := ExpertsGrads[float32]{Tokens: make([]float32, len(in)), Weights: make([]float32, len(w)), Gate: make([]float32, n), Up: make([]float32, n), Down: make([]float32, n)}
 	b.Run("forward", func(b *testing.B) {
 		for b.Loop() {
-			ExpertsForward(y, in, w, ids, gate, up, down, x)
+			ExpertsForward(y, in, w, ids, gate, up, down, x, nil)
 		}
 	})
 	b.Run("gradient", func(b *testing.B) {
 		for b.Loop() {
-			ExpertsGrad(g, y, in, w, ids, gate, up, down, x)
+			ExpertsGrad(g, y, in, w, ids, gate, up, down, x, nil)
 		}
 	})
 	m := x.Tokens * x.TopK

@@ -332,6 +332,84 @@ func (x Experts) Backward(dy, in, weights []float64, ids []int32, gate, up, down
 	return din, dweights, dgate, dup, ddown
 }
 
+// ClampedExperts are experts with biases, Gate and Up [E,F], Down [E,D], and the unit
+// (u + 1) g sigmoid(Alpha g) of g at most Limit and u within -Limit..Limit.
+type ClampedExperts struct {
+	Experts
+	Alpha, Limit   float64
+	Gate, Up, Down []float64
+}
+
+// hidden is one row of an expert: before the clamps, and behind the unit.
+func (x ClampedExperts) hidden(token, gate, up []float64, e int32) (a, b, h []float64) {
+	at := int(e) * x.F
+	a, b = Linear(token, gate, x.Gate[at:at+x.F], 1, x.F, x.D), Linear(token, up, x.Up[at:at+x.F], 1, x.F, x.D)
+	for f := range a {
+		g, u := math.Min(a[f], x.Limit), math.Max(-x.Limit, math.Min(b[f], x.Limit))
+		h = append(h, (u+1)*g*Sigmoid(x.Alpha*g))
+	}
+	return a, b, h
+}
+
+// Forward returns y [T, D].
+func (x ClampedExperts) Forward(in, weights []float64, ids []int32, gate, up, down []float64) []float64 {
+	y := make([]float64, len(in))
+	for i, e := range ids {
+		at := i / x.TopK * x.D
+		g, u, d := x.expert(gate, up, down, e)
+		_, _, h := x.hidden(in[at:at+x.D], g, u, e)
+		for j, v := range Linear(h, d, x.Down[int(e)*x.D:][:x.D], 1, x.D, x.F) {
+			y[at+j] += weights[i] * v
+		}
+	}
+	return y
+}
+
+// Backward returns the gradients of the tokens, the weights of the choices, the
+// three stacks and their biases.
+func (x ClampedExperts) Backward(dy, in, weights []float64, ids []int32, gate, up, down []float64) [][]float64 {
+	var grads [][]float64
+	for _, v := range [][]float64{in, weights, gate, up, down, x.Gate, x.Up, x.Down} {
+		grads = append(grads, make([]float64, len(v)))
+	}
+	for i, e := range ids {
+		at := i / x.TopK * x.D
+		token := in[at : at+x.D]
+		g, u, d := x.expert(gate, up, down, e)
+		dg, du, dd := x.expert(grads[2], grads[3], grads[4], e)
+		a, b, h := x.hidden(token, g, u, e)
+		out := Linear(h, d, x.Down[int(e)*x.D:][:x.D], 1, x.D, x.F)
+		for f := range x.F {
+			dh := 0.0
+			for j := range x.D {
+				dh += weights[i] * dy[at+j] * d[j*x.F+f]
+				dd[j*x.F+f] += weights[i] * dy[at+j] * h[f]
+			}
+			gc, uc := math.Min(a[f], x.Limit), math.Max(-x.Limit, math.Min(b[f], x.Limit))
+			s, ds := Sigmoid(x.Alpha*gc), x.Alpha*Sigmoid(x.Alpha*gc)*Sigmoid(-x.Alpha*gc)
+			da, db := dh*(uc+1)*(s+gc*ds), dh*gc*s
+			if a[f] > x.Limit {
+				da = 0
+			}
+			if math.Abs(b[f]) > x.Limit {
+				db = 0
+			}
+			grads[5][int(e)*x.F+f] += da
+			grads[6][int(e)*x.F+f] += db
+			for j := range x.D {
+				dg[f*x.D+j] += da * token[j]
+				du[f*x.D+j] += db * token[j]
+				grads[0][at+j] += da*g[f*x.D+j] + db*u[f*x.D+j]
+			}
+		}
+		for j := range x.D {
+			grads[1][i] += dy[at+j] * out[j]
+			grads[7][int(e)*x.D+j] += weights[i] * dy[at+j]
+		}
+	}
+	return grads
+}
+
 // FP8Forward is Forward with the stacks on the grid of E4M3, a step for each 128
 // x 128 block of each matrix, and with blocks set the tokens and what the gate
 // gives too, a step for each 1 x 128. Largest magnitudes are float32.

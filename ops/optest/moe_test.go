@@ -86,6 +86,20 @@ func TestExperts(t *testing.T) {
 			return [][]float64{a, b, c, e, f}
 		}, in, weights, gate, up, down)
 
+	clamped := ClampedExperts{Experts: x, Alpha: 1.702, Limit: 0.8}
+	with := func(in [][]float64) ClampedExperts {
+		c := clamped
+		c.Gate, c.Up, c.Down = in[5], in[6], in[7]
+		return c
+	}
+	CheckGradient(t, "clamped experts",
+		func(in [][]float64) [][]float64 {
+			return [][]float64{with(in).Forward(in[0], in[1], ids, in[2], in[3], in[4])}
+		},
+		func(in, d [][]float64) [][]float64 {
+			return with(in).Backward(d[0], in[0], in[1], ids, in[2], in[3], in[4])
+		}, in, weights, gate, up, down, Normals("gate bias", experts*3, 1), Normals("up bias", experts*3, 1), Normals("down bias", experts*4, 1))
+
 	// The same through sorted rows and grouped products.
 	order, offsets := SortByExpert(ids, experts)
 	require.Equal(t, []int32{0, 3, 4, 7, 8, 1, 2, 5, 6, 9}, order)

@@ -145,6 +145,27 @@ func expertsCases() []Case {
 			},
 			C: 8, CGrad: 10, // measured 3.7 and 4.4
 		})
+		stacks := append([]Input{}, cs[len(cs)-1].In...)
+		clamped := func(in []Input) optest.ClampedExperts {
+			return optest.ClampedExperts{Experts: x, Alpha: 1.702, Limit: 2, Gate: in[6].F, Up: in[7].F, Down: in[8].F}
+		}
+		cs = append(cs, Case{Op: "clamped_experts", Name: fmt.Sprintf("%+v", s),
+			In:    append(stacks, Normal("gate_bias", s.e, s.f), Normal("up_bias", s.e, s.f), Normal("down_bias", s.e, s.d)),
+			Build: buildClamped(ops.ClampedExpertsOp{Alpha: 1.702, Limit: 2}),
+			Oracle: func(in []Input) [][]float64 {
+				return [][]float64{clamped(in).Forward(in[0].F, in[1].F, in[2].I, in[3].F, in[4].F, in[5].F)}
+			},
+			Grad: func(in []Input, d [][]float64) [][]float64 {
+				g := clamped(in).Backward(d[0], in[0].F, in[1].F, in[2].I, in[3].F, in[4].F, in[5].F)
+				return [][]float64{g[0], g[1], nil, g[2], g[3], g[4], g[5], g[6], g[7]}
+			},
+			C: 8, CGrad: 10, // measured 2.6 and 4.1
+		})
+	}
+	badClamped := func(name, err string, o ops.ClampedExpertsOp, down ...int) Case {
+		return Case{Op: "clamped_experts", Name: name, Err: "clamped_experts: " + err, Build: buildClamped(o),
+			In: []Input{Normal("x", 3, 4), Normal("weights", 3, 2), Ints("ids", 5, 3, 2), Normal("gate", 5, 6, 4), Normal("up", 5, 6, 4), Normal("down", 5, 4, 6),
+				Normal("gate_bias", 5, 6), Normal("up_bias", 5, 6), Normal("down_bias", down...)}}
 	}
 	bad := func(name, err string, change func(in []Input)) Case {
 		in := []Input{Normal("x", 3, 4), Normal("weights", 3, 2), Ints("ids", 5, 3, 2), Normal("gate", 5, 6, 4), Normal("up", 5, 6, 4), Normal("down", 5, 4, 6)}
@@ -159,7 +180,15 @@ func expertsCases() []Case {
 		bad("down", "gate and up must be [E,F,D] and down [E,D,F] for x [...,D], got x [3,4], gate [5,6,4], up [5,6,4], down [5,6,4]", func(in []Input) { in[5] = Normal("down", 5, 6, 4) }),
 		bad("choices", "a token chooses 2 of 1 experts (weights [3,2], gate [1,6,4])", func(in []Input) {
 			in[3], in[4], in[5] = Normal("gate", 1, 6, 4), Normal("up", 1, 6, 4), Normal("down", 1, 4, 6)
-		}))
+		}),
+		badClamped("biases", "gate_bias and up_bias must be float32[5,6] and down_bias float32[5,4], got float32[5,6], float32[5,6], float32[4]", ops.ClampedExpertsOp{Alpha: 1, Limit: 1}, 4),
+		badClamped("limit", "alpha must be finite and the limit above 0, got 1 and 0", ops.ClampedExpertsOp{Alpha: 1}, 5, 4))
+}
+
+func buildClamped(o ops.ClampedExpertsOp) func(in []*graph.Node) []*graph.Node {
+	return func(in []*graph.Node) []*graph.Node {
+		return one(ops.ClampedExperts(in[0], in[1], in[2], in[3], in[4], in[5], in[6], in[7], in[8], o))
+	}
 }
 
 func fp8ExpertsCases() []Case {

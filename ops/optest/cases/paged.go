@@ -75,7 +75,15 @@ func pagedCases() []Case {
 			cs = append(cs, pagedCase(name, size, window, 6, 2, 16, 24))
 		}
 	}
-	return cs
+	bad := pagedSinks(pagedCase("sinks of other heads", 4, 0, 6, 2, 16, 24), 2)
+	bad.Err = "paged_attention: sinks must be float32[6], one for each head of q, got float32[2]"
+	return append(cs, pagedSinks(pagedCase("sinks", 4, 0, 6, 2, 16, 24), 6), pagedSinks(pagedCase("sinks", 16, 5, 6, 2, 16, 24), 6), bad)
+}
+
+// pagedSinks is a case with a logit for each head.
+func pagedSinks(c Case, heads int) Case {
+	c.In = append(c.In, Normal("sinks", heads))
+	return c
 }
 
 // pagedCase is a prefill, a decode of one token, an empty request, a decode on a
@@ -109,10 +117,13 @@ func pagedCase(name string, size, window, hq, hkv, d, dv int) Case {
 		In: []Input{Normal("q", 17, hq, d), pool("k_pages", d), pool("v_pages", dv), ints("qo_indptr", qo),
 			ints("kv_page_indptr", table.Indptr), ints("kv_page_indices", table.Indices), ints("kv_last_page_len", table.LastPageLen)},
 		Build: func(in []*graph.Node) []*graph.Node {
-			return one(ops.PagedAttention(in[0], in[1], in[2], ops.Pages{QOIndptr: in[3], Indptr: in[4], Indices: in[5], LastPageLen: in[6]},
+			return one(ops.PagedAttention(in[0], in[1], in[2], ops.Pages{QOIndptr: in[3], Indptr: in[4], Indices: in[5], LastPageLen: in[6], Sinks: append(in, nil)[7]},
 				ops.PagedAttentionOp{Causal: true, Window: window}))
 		},
 		Oracle: func(in []Input) [][]float64 {
+			if len(in) > 7 {
+				a.Sinks = in[7].F
+			}
 			out, _ := optest.Paged{Attention: a, QO: qo, Table: table}.Forward(in[0].F, in[1].F, in[2].F)
 			nobody := make([]float64, 2*hq*dv) // rows of no request are 0
 			return [][]float64{append(out, nobody...)}
