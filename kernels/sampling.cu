@@ -3,20 +3,22 @@
 // when nothing cuts). The draw is Philox4x32-10 of (number of the token; seed), so the same seed gives the same text wherever
 // the sums of weights do not fall within rounding of each other. Philox: Salmon et al., SC 2011.
 //
-// A block of 1024 threads owns a row. Temperature 0: one pass for the largest logit. Cuts: the k-th largest of the threads'
-// largest keys bounds the k-th largest key from below; one more pass gathers what is not below it, a sort in shared memory
-// by (logit, id) and float64 weights do the rest. When more than 2048 tokens are not below (k near 1024, or many ties) the
-// k-th key is found by three rounds of radix selection (11, 11 and 10 bits of an order-preserving key) first. Where 1024
-// candidates are not enough (top-k above that, a flat distribution) each border is found by five rounds of radix selection
-// over (key, id), by counts for top-k and by weights in fixed point, whose sums do not depend on their order, for top-p and
-// the draw. A request whose number is below 0 draws nothing and gets -1, a NaN answers -2, a largest logit that is infinite
-// -3. Every row is independent of its batch. Logits are read in packs of four where rows are aligned, four packs of a thread at a
-// time where V is a multiple of four, else the next one while this one is worked on. V up to 4194304. Shared memory: 25 KB; local memory: 256 bytes (the float64 exponentials of the
-// last step). Any arch.
-#include "element.cuh"
+// A cluster of blocks of 1024 threads owns a row, a warp a segment of 512 tokens (more where V is above 262144) of every
+// 32 times as many as there are blocks. One pass finds each segment's likeliest token and its weights' float64 sum relative
+// to that token. Nothing cuts: the sums are scaled and added in the order of the segments, a warp walks the one that holds the
+// draw. Cuts: weights are whole numbers of 2^-shift, whose sums do not depend on their order, so nothing depends on how many
+// blocks there are. The k-th largest of a block's threads' largest logits bounds the k-th largest logit from below; what is
+// not below it is gathered and sorted by (logit, id), up to 2048 tokens. Where these are not enough (top-k above 512, a flat
+// distribution, ties) a border is found by a histogram of 1024 bins, by counts for top-k and by weights for top-p and the
+// draw: equal steps of the logit first, then of an order-preserving key, until the bin of the border has up to 2048 tokens, which
+// are sorted, or one key, whose tokens go by their ids. A request whose number is below 0 draws nothing and gets -1, a NaN
+// answers -2, a largest logit that is infinite -3. Every row is independent of its batch. Logits are read in packs of four
+// where rows are aligned. V up to 4194304. Shared memory: 42 KB; local memory: 400 bytes. Any arch; clusters on sm_90a.
+#include "cluster.cuh"
+#include "logits.cuh"
 
 namespace {
-constexpr int THREADS = 1024, MOST = 1024;
+constexpr int SEGMENTS = 512, LIST = 2048, BINS = 1024, FEW = 512;
 
 // What a request asks for; 8 words.
 struct Draw {
@@ -38,13 +40,27 @@ template <class T> struct Params {
   int vocabulary, seen_stride;
 };
 
-// Order-preserving: a larger float has a larger key; NaN has the largest.
-__device__ __forceinline__ uint32_t key_of(float x) {
-  if (x != x) return 0xffffffffu;
-  const uint32_t u = __float_as_uint(x);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-__device__ __forceinline__ float logit_of(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+struct Shared {
+  union {
+    u64 list[LIST];  // what this block gathers
+    struct {
+      uint32_t low[BINS], high[BINS];  // of the sums of its bins
+    };
+    int equal[SEGMENTS];  // tokens of one key in its segments
+  } own;
+  u64 list[LIST];  // of the cluster, sorted: key and inverted id, so that larger is better
+  u64 best[SEGMENTS];
+  double sum[SEGMENTS];
+  union {
+    u64 whole[WARPS];
+    double real[WARPS];
+  } warps;
+  uint32_t bound[8], least[8];  // of the blocks: a key of which top-k have as much, the key of the lowest finite logit
+  u64 found, upto;
+  double before;
+  int filled, chosen, last;
+  uint32_t lowest;
+};
 
 // The upper 53 bits of the first two words of Philox4x32-10.
 __device__ __forceinline__ uint64_t random53(const Draw& d) {
@@ -57,418 +73,464 @@ __device__ __forceinline__ uint64_t random53(const Draw& d) {
   }
   return ((uint64_t)c0 << 32 | c1) >> 11;
 }
-__device__ __forceinline__ double draw(const Draw& d) { return (double)random53(d) / 9007199254740992.0; }
 
-// Relative to the likeliest token. Out of line: its float64 arithmetic would take the registers of the whole kernel.
-__device__ __noinline__ double weight(uint32_t key, double top, double temperature) { return exp(((double)logit_of(key) - top) / temperature); }
-
-// Four logits from i on, 0 behind the end.
-__device__ __forceinline__ float4 unpack4(const float* p) { return *(const float4*)p; }
-template <class T> __device__ __forceinline__ float4 unpack4(const T* p) {
-  const uint2 u = *(const uint2*)p;
-  const T* v = (const T*)&u;
-  return make_float4(to_float(v[0]), to_float(v[1]), to_float(v[2]), to_float(v[3]));
-}
-
-template <class T> struct Row {
-  const T* logits;
-  const uint32_t* seen;
-  float penalty;
-  __device__ __forceinline__ uint32_t key(int i) const { return key(i, to_float(logits[i])); }
-  __device__ __forceinline__ uint32_t key(int i, float z) const {
-    if (seen && seen[i / 32] >> (i % 32) & 1) z = z > 0 ? z / penalty : z * penalty;
-    return key_of(z);
-  }
-  // f(i, key, live) for every token, all lanes of a warp together; i and key mean nothing when !live. DEEP packs of a thread
-  // are under way at a time where V is a multiple of four: a block has a multiprocessor to itself and waits for memory.
-  template <int DEEP, class F> __device__ __forceinline__ void each(int V, F f) const {
-    const bool packed = (uint64_t)logits % (4 * sizeof(T)) == 0;
-    auto fetch = [&](int i) {
-      float4 x = make_float4(0, 0, 0, 0);
-      if (packed && i + 4 <= V) {
-        x = unpack4(logits + i);
-      } else {
-        if (i < V) x.x = to_float(logits[i]);
-        if (i + 1 < V) x.y = to_float(logits[i + 1]);
-        if (i + 2 < V) x.z = to_float(logits[i + 2]);
-        if (i + 3 < V) x.w = to_float(logits[i + 3]);
-      }
-      return x;
-    };
-    auto four = [&](int i, const float4& x) {
-      f(i, key(i < V ? i : 0, x.x), i < V);
-      f(i + 1, key(i + 1 < V ? i + 1 : 0, x.y), i + 1 < V);
-      f(i + 2, key(i + 2 < V ? i + 2 : 0, x.z), i + 2 < V);
-      f(i + 3, key(i + 3 < V ? i + 3 : 0, x.w), i + 3 < V);
-    };
-    int i0 = 4 * threadIdx.x;
-    if (DEEP > 1 && packed && V % 4 == 0) {
-#pragma unroll 1
-      for (; i0 < V + 4 * (int)threadIdx.x; i0 += 4 * DEEP * THREADS) {
-        float4 x[DEEP];
-#pragma unroll
-        for (int k = 0; k < DEEP; k++)
-          if (const int i = i0 + 4 * k * THREADS; i < V) x[k] = unpack4(logits + i);
-#pragma unroll
-        for (int k = 0; k < DEEP; k++) four(i0 + 4 * k * THREADS, x[k]);
-      }
-      return;
-    }
-    float4 next = fetch(i0);
-#pragma unroll 1
-    for (; i0 < V + 4 * (int)threadIdx.x; i0 += 4 * THREADS) {
-      const float4 x = next;
-      next = fetch(i0 + 4 * THREADS);
-      four(i0, x);
-    }
-  }
-};
-
-// The two passes that every draw makes, out of line: their packs would take the registers of the rest. The best of a thread's
-// tokens as key and inverted id; what is not below the bound, as much as there is room for.
-template <class T> __device__ __noinline__ unsigned long long likeliest(Row<T> z, int V) {
-  unsigned long long best = 0;
-  z.template each<4>(V, [&](int i, uint32_t key, bool live) {
-    if (live) best = max(best, (unsigned long long)key << 32 | (uint32_t)~i);
-  });
-  return best;
-}
-template <class T> __device__ __noinline__ void gather(Row<T> z, int V, uint32_t bound, unsigned long long* list, int* filled) {
-  z.template each<4>(V, [&](int i, uint32_t key, bool live) {
-    if (live && key >= bound) {
-      const int at = atomicAdd(filled, 1);
-      if (at < 2 * MOST) list[at] = (unsigned long long)key << 32 | (uint32_t)~i;
-    }
-  });
-}
-
-__device__ double block_total(double x, double* scratch) {  // in a fixed order; every thread gets it
-#pragma unroll
-  for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-  __syncthreads();
-  double sum = 0;
-  for (int i = 0; i < THREADS / 32; i++) sum += scratch[i];
-  __syncthreads();
-  return sum;
-}
-
-// Leaves in list the `want` best tokens, unsorted, and returns their number.
-template <class T> __device__ __noinline__ int select(const Row<T>& z, int V, int want, unsigned long long* list, int* counts, int* chosen_, int* above_, int* filled_) {
+// The first token, in the order of the ids, where the sum of f of the logits is above u, or the last one whose f is not 0: mine
+// is the sum of the thread's segment, upto that of it and all before.
+template <class T, class F> __device__ __forceinline__ int in_order(Shared& s, const Row<T>& z, double mine, double upto, double u, F f) {
   const int tid = threadIdx.x, lane = tid % 32;
-  volatile int &chosen = *chosen_, &above = *above_;
-  int& filled = *filled_;
-  uint32_t prefix = 0, mask = 0;
-  int rank = want;  // among those that share the prefix
-  const int shifts[3] = {21, 10, 0}, widths[3] = {11, 11, 10};
+  if (tid == 0) s.chosen = SEGMENTS, s.last = 0;
+  __syncthreads();
+  if (mine > 0) {
+    atomicMax(&s.last, tid);
+    if (upto > u) atomicMin(&s.chosen, tid);
+  }
+  __syncthreads();
+  const int segment = min(s.chosen, s.last);
+  if (tid == segment) s.before = upto - mine;
+  __syncthreads();
+  if (tid < 32) {
+    double base = s.before;
+    int token = -1;
+    bool done = false;
+#pragma unroll 1
+    for (int first = segment * z.span; !done && first < min(z.V, (segment + 1) * z.span); first += SEGMENT) {
+      float x[16];
+      z.load(first, x);
 #pragma unroll
-  for (int round = 0; round < 3; round++) {
-    for (int i = tid; i < 2048; i += THREADS) counts[i] = 0;
-    __syncthreads();
-    z.template each<1>(V, [&](int, uint32_t key, bool live) {
-      const bool in = live && (key & mask) == prefix;
-      const int bin = in ? (int)(key >> shifts[round] & ((1u << widths[round]) - 1)) : -1;
-      if (__any_sync(~0u, in)) {
-        const unsigned same = __match_any_sync(~0u, bin);
-        if (in && lane == __ffs(same) - 1) atomicAdd(counts + bin, __popc(same));
-      }
-    });
-    __syncthreads();
-    if (tid < 32) {  // the bin where the sum from the top reaches the rank
-      constexpr int EACH = 2048 / 32;
-      int mine = 0;
-      for (int i = 0; i < EACH; i++) mine += counts[2047 - (lane * EACH + i)];
-      int upto = mine;
-      for (int o = 1; o < 32; o *= 2) {
-        const int y = __shfl_up_sync(~0u, upto, o);
-        if (lane >= o) upto += y;
-      }
-      int before = upto - mine;
-      if (before < rank && upto >= rank)
-        for (int i = 0; i < EACH; i++) {
-          const int bin = 2047 - (lane * EACH + i);
-          if (before + counts[bin] >= rank) {
-            chosen = bin, above = before;
-            break;
-          }
-          before += counts[bin];
+      for (int j = 0; j < 16; j += 4) {
+        double w[4], sum = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++) sum += w[k] = f(x[j + k]);
+        double to = sum;
+#pragma unroll
+        for (int o = 1; o < 32; o *= 2) {
+          const double y = __shfl_up_sync(~0u, to, o);
+          if (lane >= o) to += y;
         }
+        double at = __shfl_up_sync(~0u, to, 1);
+        at = lane ? base + at : base;
+        int last = -1, hit = -1;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          at += w[k];
+          if (w[k] > 0) last = k;
+          if (w[k] > 0 && at > u && hit < 0) hit = k;
+        }
+        base += __shfl_sync(~0u, to, 31);
+        const unsigned hits = __ballot_sync(~0u, hit >= 0), some = __ballot_sync(~0u, last >= 0);
+        if (!done && some) {
+          done = hits != 0;
+          const int from = hits ? __ffs(hits) - 1 : 31 - __clz(some);
+          token = __shfl_sync(~0u, z.id(first, j) + (hits ? hit : last), from);
+        }
+      }
     }
-    __syncthreads();
-    prefix |= (uint32_t)chosen << shifts[round];
-    mask |= ((1u << widths[round]) - 1) << shifts[round];
-    rank -= above;
-    __syncthreads();
-  }
-  // All above the key, and of those equal to it the `rank` lowest ids.
-  if (tid == 0) filled = 0;
-  __syncthreads();
-  z.template each<1>(V, [&](int i, uint32_t key, bool live) {
-    if (live && key > prefix) list[atomicAdd(&filled, 1)] = (unsigned long long)key << 32 | (uint32_t)~i;
-  });
-  __syncthreads();
-  int base = filled, left = rank;
-  for (int i0 = 0; i0 < V && left > 0; i0 += THREADS) {
-    const int i = i0 + tid;
-    const bool equal = i < V && z.key(i) == prefix;
-    const unsigned ballot = __ballot_sync(~0u, equal);
-    if (lane == 0) counts[tid / 32] = __popc(ballot);
-    __syncthreads();
-    int before = __popc(ballot & ((1u << lane) - 1)), all = 0;
-    for (int w = 0; w < THREADS / 32; w++) {
-      if (w < tid / 32) before += counts[w];
-      all += counts[w];
-    }
-    if (equal && before < left) list[base + before] = (unsigned long long)prefix << 32 | (uint32_t)~i;
-    base += min(all, left), left -= min(all, left);
-    __syncthreads();
+    if (lane == 0) s.last = token;
   }
   __syncthreads();
-  return want;
+  return s.last;
 }
-// What is left of a row: tokens whose place is at or above the floor and whose weight is at least least.
+
+// What is left of a row: logits above floor, those at it up to an id, and of these the ones whose weight is at least least.
 struct Kept {
-  unsigned long long floor;
-  double least, top, temperature;
-  int shift;  // weights in fixed point have so many binary places, so that V of them fit into 63 bits
+  double top, rate, unit, least;  // unit: weights in fixed point are this times as large
+  float floor;
+  int id;
+  __device__ __forceinline__ bool has(float x, int i) const { return x > floor || x == floor && i <= id; }
+  template <bool WEIGHTS> __device__ __forceinline__ u64 measure(float x) const {
+    if (!WEIGHTS) return 1;
+    const double w = weight(x, top, rate);
+    return w >= least ? __double2ull_rn(w * unit) : 0;
+  }
 };
 
-// The order of the tokens, the likeliest largest: the key, then the id inverted in 22 bits.
-__device__ __forceinline__ unsigned long long place(uint32_t key, int id) { return (unsigned long long)key << 22 | (0x3fffffu - id); }
+// Bins by the logit, and where scale is below 0 by the key.
+struct Bins {
+  float top, scale;
+  uint32_t high;
+  int shift;
+  __device__ __forceinline__ int of(float x) const { return scale >= 0 ? (int)fminf((top - x) * scale, BINS - 1) : (int)((high - key_of(x)) >> shift); }
+  // The lowest key from `low` to high whose bin, by the logit, is at most b; high's is. A warp searches.
+  __device__ __forceinline__ uint32_t from(uint32_t low, uint32_t to, int b) const {
+    while (low < to) {
+      const uint32_t step = (to - low) / 32 + 1, at = min(to, low + step * (threadIdx.x % 32));
+      const unsigned in = __ballot_sync(~0u, of(logit_of(at)) <= b);
+      const int first = in ? __ffs(in) - 1 : 32;
+      const uint32_t below = low + step * (first - 1) + 1;  // means nothing where first is 0
+      if (first < 32) to = min(to, low + step * first);
+      if (first > 0) low = min(to, below);
+    }
+    return low;
+  }
+};
 
-template <bool WEIGHTS> __device__ __forceinline__ unsigned long long measure(const Kept& k, unsigned long long at) {
-  if (at < k.floor) return 0;
-  if (!WEIGHTS) return 1;
-  const double w = weight(at >> 22, k.top, k.temperature);
-  return w >= k.least ? __double2ull_rn(ldexp(w, k.shift)) : 0;
+// Gathers and sorts what is kept of the logits from low to high; their number, above LIST where there is no room.
+template <class T> __device__ __noinline__ int gather(Shared& s, const Row<T>& z, const Kept& kept, float low, float high) {
+  const int tid = threadIdx.x, lane = tid % 32;
+  const Kept k = kept;
+  if (tid == 0) s.filled = 0;
+  __syncthreads();
+  z.each([&](int, int first) {
+    float x[16];
+    z.load(first, x);
+    unsigned in = 0;
+#pragma unroll
+    for (int j = 0; j < 16; j++) in |= (x[j] >= low && x[j] <= high && k.has(x[j], z.id(first, j)) ? 1u : 0u) << j;
+    if (!__any_sync(~0u, in)) return;
+    const int n = __popc(in);
+    int upto = n;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+      const int y = __shfl_up_sync(~0u, upto, o);
+      if (lane >= o) upto += y;
+    }
+    int at = lane == 31 ? atomicAdd(&s.filled, upto) : 0;
+    at = __shfl_sync(~0u, at, 31) + upto - n;
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+      if (in >> j & 1) {
+        if (at < LIST) s.own.list[at] = (u64)key_of(x[j]) << 32 | (uint32_t)~z.id(first, j);
+        at++;
+      }
+  });
+  cluster_meet();
+  int n = 0, size = 64;
+  for (int r = 0; r < z.blocks; r++) {
+    const int more = *cluster_peer(&s.filled, r);
+    const u64* from = cluster_peer(s.own.list, r);
+    for (int i = tid; i < more && n + i < LIST; i += THREADS) s.list[n + i] = from[i];
+    n += more;
+  }
+  while (size < min(n, LIST)) size *= 2;
+  for (int i = n + tid; i < size; i += THREADS) s.list[i] = 0;
+  cluster_meet();
+  if (n <= LIST) sort(s.list, size);
+  return n;
 }
 
-template <class T> __device__ __noinline__ unsigned long long total(const Row<T>& z, int V, const Kept& k, unsigned long long* sums) {
-  unsigned long long sum = 0;
-  for (int i = threadIdx.x; i < V; i += THREADS) sum += measure<true>(k, place(z.key(i), i));
-  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+// The sum of the measures of what is kept of the logits from low to high in the thread's bin.
+template <bool WEIGHTS, class T> __device__ __noinline__ u64 fill(Shared& s, const Row<T>& z, const Kept& kept, const Bins& bins, float low, float high) {
+  const int tid = threadIdx.x, lane = tid % 32;
+  const Kept k = kept;
+  const Bins by = bins;
+  s.own.low[tid] = s.own.high[tid] = 0;
   __syncthreads();
-  sum = 0;
-  for (int i = 0; i < THREADS / 32; i++) sum += sums[i];
-  __syncthreads();
+  auto add = [&](int bin, u64 m) {
+    const uint32_t old = atomicAdd(s.own.low + bin, (uint32_t)m), more = (uint32_t)(m >> 32) + (old + (uint32_t)m < old);
+    if (more) atomicAdd(s.own.high + bin, more);
+  };
+  z.each([&](int, int first) {
+    float x[16];
+    z.load(first, x);
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+      const u64 m = x[j] >= low && x[j] <= high && k.has(x[j], z.id(first, j)) ? k.template measure<WEIGHTS>(x[j]) : 0;
+      const int bin = by.of(x[j]);
+      const unsigned in = __ballot_sync(~0u, m != 0);
+      if (!in) continue;
+      const int leader = __ffs(in) - 1;
+      if (__all_sync(~0u, bin == __shfl_sync(~0u, bin, leader) || m == 0)) {
+        constexpr uint32_t PART = (1u << 27) - 1;
+        const u64 sum = __reduce_add_sync(~0u, (uint32_t)m & PART) + ((u64)__reduce_add_sync(~0u, (uint32_t)(m >> 27) & PART) << 27) + ((u64)__reduce_add_sync(~0u, (uint32_t)(m >> 54)) << 54);
+        if (lane == leader) add(bin, sum);
+      } else if (m) {
+        add(bin, m);
+      }
+    }
+  });
+  cluster_meet();
+  u64 sum = 0;
+  for (int r = 0; r < z.blocks; r++) sum += (u64)cluster_peer(s.own.high, r)[tid] << 32 | cluster_peer(s.own.low, r)[tid];
+  cluster_meet();
   return sum;
 }
 
-// The place of the token where the sum from the top reaches the target, which is at least 1 and at most the total.
-template <bool WEIGHTS, class T>
-__device__ __noinline__ unsigned long long border(const Row<T>& z, int V, const Kept& k, unsigned long long target, unsigned long long* sums, unsigned long long* above_, int* chosen_) {
-  const int tid = threadIdx.x, lane = tid % 32, shifts[5] = {43, 32, 22, 11, 0}, widths[5] = {11, 11, 10, 11, 11};
-  volatile unsigned long long& above = *above_;
-  volatile int& chosen = *chosen_;
-  unsigned long long prefix = 0, mask = 0;
+// The token where the sum of measures from the top reaches the target, and the sum with it.
+struct Border {
+  float logit;
+  int id;
+  u64 upto;
+};
+
+// The bin where the sum from the top reaches the target; s.upto is the sum before.
+__device__ __forceinline__ int reach(Shared& s, u64 mine, u64 upto, u64 target) {
+  if (upto - mine < target && upto >= target) s.chosen = threadIdx.x, s.upto = upto - mine;
+  __syncthreads();
+  return s.chosen;
+}
+
+// The border for a target of at least 1 and at most the total; mine is the sum of the thread's bin.
+template <bool WEIGHTS, class T> __device__ __noinline__ Border find(Shared& s, const Row<T>& z, const Kept& kept, Bins by, u64 mine, u64 target) {
+  const int tid = threadIdx.x;
+  u64 total;
+  int bin = reach(s, mine, scan(mine, s.warps.whole, total), target);
+  uint32_t high = bin ? by.from(LOWEST, by.high, bin - 1) - 1 : by.high;
+  uint32_t low = by.from(LOWEST, high, bin);
+  u64 above = s.upto;
+  by.scale = -1;
+  Border b;
 #pragma unroll 1
-  for (int round = 0; round < 5; round++) {
-    for (int i = tid; i < 2048; i += THREADS) sums[i] = 0;
+  while (low < high) {
     __syncthreads();
-#pragma unroll 1
-    for (int i = tid; i < V; i += THREADS) {
-      const unsigned long long at = place(z.key(i), i);
-      if ((at & mask) != prefix) continue;
-      const unsigned long long m = measure<WEIGHTS>(k, at);
-      if (m) atomicAdd(sums + (at >> shifts[round] & ((1u << widths[round]) - 1)), m);
-    }
-    __syncthreads();
-    if (tid < 32) {  // the bin where the sum from the top reaches the target
-      constexpr int EACH = 2048 / 32;
-      unsigned long long mine = 0;
-      for (int i = 0; i < EACH; i++) mine += sums[2047 - (lane * EACH + i)];
-      unsigned long long upto = mine;
-      for (int o = 1; o < 32; o *= 2) {
-        const unsigned long long y = __shfl_up_sync(~0u, upto, o);
-        if (lane >= o) upto += y;
+    const int n = gather(s, z, kept, logit_of(low), logit_of(high));
+    if (n <= LIST) {
+      u64 m[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) m[i] = 2 * tid + i < n ? kept.template measure<WEIGHTS>(logit_of(s.list[2 * tid + i] >> 32)) : 0;
+      const u64 upto = above + scan(m[0] + m[1], s.warps.whole, total), middle = upto - m[1];
+      if (upto >= target && upto - m[0] - m[1] < target) {
+        const bool first = middle >= target;
+        s.found = s.list[2 * tid + !first], s.upto = first ? middle : upto;
       }
-      unsigned long long before = upto - mine;
-      if (before < target && upto >= target)
-        for (int i = 0; i < EACH; i++) {
-          const int bin = 2047 - (lane * EACH + i);
-          if (before + sums[bin] >= target) {
-            chosen = bin, above = before;
-            break;
-          }
-          before += sums[bin];
-        }
+      __syncthreads();
+      b.logit = logit_of(s.found >> 32), b.id = ~(uint32_t)s.found, b.upto = s.upto;
+      __syncthreads();
+      return b;
     }
-    __syncthreads();
-    prefix |= (unsigned long long)chosen << shifts[round];
-    mask |= ((1ull << widths[round]) - 1) << shifts[round];
-    target -= above;
-    __syncthreads();
+    by.high = high, by.shift = 0;
+    while ((high - low) >> by.shift >= BINS) by.shift++;
+    mine = fill<WEIGHTS>(s, z, kept, by, logit_of(low), logit_of(high));
+    bin = reach(s, mine, above + scan(mine, s.warps.whole, total), target);
+    above = s.upto;
+    high -= (uint32_t)bin << by.shift;
+    low = max(low, high - ((1u << by.shift) - 1));
   }
-  return prefix;
+  // Tokens of one logit go by their ids.
+  b.logit = logit_of(low);
+  const u64 each = kept.template measure<WEIGHTS>(b.logit), rank = (target - above + each - 1) / each;
+  __syncthreads();
+  for (int i = tid; i < SEGMENTS; i += THREADS) s.own.equal[i] = 0;
+  __syncthreads();
+  z.each([&](int segment, int first) {
+    float x[16];
+    z.load(first, x);
+    int n = 0;
+#pragma unroll
+    for (int j = 0; j < 16; j++) n += x[j] == b.logit;
+    n = __reduce_add_sync(~0u, n);
+    if (tid % 32 == 0) s.own.equal[segment] += n;
+  });
+  cluster_meet();
+  const double equal = tid < z.segments() ? cluster_peer(s.own.equal, tid % z.blocks)[tid] : 0;
+  cluster_meet();
+  double all;
+  const double upto = scan(equal, s.warps.real, all);
+  b.id = in_order(s, z, equal, upto, (double)(rank - 1), [&](float x) { return x == b.logit ? 1. : 0.; });
+  b.upto = above + rank * each;
+  __syncthreads();
+  return b;
 }
 
-// The token where 1024 candidates are not enough.
-template <class T>
-__device__ __noinline__ int draw_from_many(const Row<T>& z, int V, const Draw& d, double top, unsigned long long* sums, unsigned long long* above, int* chosen) {
-  Kept k = {0, 0., top, (double)d.temperature, 62 - (32 - __clz(V))};
-  if (d.top_k > 0 && d.top_k < V) k.floor = border<false>(z, V, k, d.top_k, sums, above, chosen);
-  if (d.top_p > 0 && d.top_p < 1) {
-    const unsigned long long all = total(z, V, k, sums);
-    k.floor = border<true>(z, V, k, max(1ull, min(all, (unsigned long long)ceil((double)d.top_p * (double)all))), sums, above, chosen);
+// The token where the candidates are not enough. mass: of the whole vocabulary, where top-p is a share of that.
+template <class T> __device__ __noinline__ int draw_from_many(Shared& s, const Row<T>& z, const Draw& d, Kept k, double mass, float least) {
+  const bool cut_k = d.top_k > 0 && d.top_k < z.V, cut_p = d.top_p > 0 && d.top_p < 1;
+  const float top = (float)k.top, range = top - least;
+  Bins by = {top, fminf(BINS / range, MOST), key_of(top), 0};
+  u64 sum, mine;
+  k.floor = -INFINITY, k.id = 0x7fffffff, k.least = 0;
+  if (cut_k) {
+    mine = fill<false>(s, z, k, by, logit_of(LOWEST), top);
+    scan(mine, s.warps.whole, sum);
+    if (d.top_k < sum) {
+      const Border b = find<false>(s, z, k, by, mine, d.top_k);
+      k.floor = b.logit, k.id = b.id;
+    }
   }
-  k.least = d.min_p;
-  const unsigned long long all = total(z, V, k, sums);
-  return 0x3fffff - (int)(border<true>(z, V, k, __umul64hi(random53(d) << 11, all) + 1, sums, above, chosen) & 0x3fffff);
+  // Weights below half of a unit are 0.
+  by.scale = fminf(BINS / fminf(range, d.temperature * .6931472f * (33 + __clz(z.V))), MOST);
+  if (!cut_p) k.least = d.min_p;
+  mine = fill<true>(s, z, k, by, logit_of(LOWEST), top);
+  scan(mine, s.warps.whole, sum);
+  if (cut_p) {
+    const double share = (double)d.top_p * (cut_k ? (double)sum : mass * k.unit);
+    const Border b = find<true>(s, z, k, by, mine, max(1ull, min(sum, (u64)ceil(share))));
+    k.floor = b.logit, k.id = b.id, sum = b.upto;
+    if (d.min_p > 0) {
+      k.least = d.min_p;
+      mine = fill<true>(s, z, k, by, logit_of(LOWEST), top);
+      scan(mine, s.warps.whole, sum);
+    }
+  }
+  return find<true>(s, z, k, by, mine, __umul64hi(random53(d) << 11, sum) + 1).id;
 }
 
+// The token from the n best tokens, or -1 where they are not enough; whole: there are no others of any weight.
+__device__ __noinline__ int draw_from_few(Shared& s, const Draw& d, const Kept& k, int V, int n, double mass, bool whole) {
+  const int tid = threadIdx.x;
+  const bool cut_k = d.top_k > 0 && d.top_k < V, cut_p = d.top_p > 0 && d.top_p < 1;
+  if (cut_k) n = min(n, d.top_k);
+  u64 m[2], sum;
+  bool least[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    m[i] = 0, least[i] = false;
+    if (2 * tid + i < n) {
+      const double w = weight(logit_of(s.list[2 * tid + i] >> 32), k.top, k.rate);
+      m[i] = __double2ull_rn(w * k.unit);
+      least[i] = w >= (double)d.min_p;
+    }
+  }
+  const u64 upto = scan(m[0] + m[1], s.warps.whole, sum), middle = upto - m[1], before = middle - m[0];
+  if (tid == (n - 1) / 2) s.chosen = whole || cut_k || m[(n - 1) % 2] == 0;
+  __syncthreads();
+  whole = s.chosen;
+  u64 left = sum;  // the sum of what is left
+  if (cut_p) {
+    const u64 target = max(1ull, (u64)ceil((double)d.top_p * (cut_k ? (double)sum : mass * k.unit)));
+    if (target > sum && !whole) return -1;
+    if (target <= sum) {
+      if (upto >= target && before < target) s.upto = middle >= target ? middle : upto;
+      __syncthreads();
+      left = s.upto, whole = true;
+    }
+  }
+  if (d.min_p > 0) {
+    __syncthreads();
+    if (tid == 0) s.found = left;
+    __syncthreads();
+    // The first below: the sum before it.
+    if (!least[0]) atomicMin(&s.found, before);
+    else if (!least[1]) atomicMin(&s.found, middle);
+    if (!whole && tid == 0) s.chosen = 0;
+    __syncthreads();
+    if (tid == (n - 1) / 2 && !least[(n - 1) % 2]) s.chosen = 1;
+    __syncthreads();
+    left = s.found, whole = whole || s.chosen;
+  }
+  if (!whole) return -1;
+  const u64 target = __umul64hi(random53(d) << 11, left) + 1;
+  __syncthreads();
+  if (upto >= target && before < target) s.chosen = ~(uint32_t)s.list[2 * tid + (middle < target)];
+  __syncthreads();
+  return s.chosen;
+}
+
+// Leaves each segment's likeliest token, and its sum of weights relative to that, in every block of the cluster. A thread's
+// largest logit, and the lowest finite one.
+template <class T> __device__ __noinline__ float2 survey(Shared& s, const Row<T>& row, double rate, bool sums, bool lows) {
+  const Row<T> z = row;
+  const int lane = threadIdx.x % 32;
+  float mine = -INFINITY, least = INFINITY;
+  u64 best = 0;
+  double sum = 0;
+  float ref = -INFINITY;
+  z.each([&](int segment, int first) {
+    float x[16];
+    z.load(first, x);
+    float m = x[0];
+#pragma unroll
+    for (int j = 1; j < 16; j++) m = larger(m, x[j]);
+    mine = larger(mine, m);
+    if (lows) {
+#pragma unroll
+      for (int j = 0; j < 16; j++) least = fminf(least, x[j] == -INFINITY ? INFINITY : x[j]);
+    }
+    const uint32_t key = key_of(m), top = __reduce_max_sync(~0u, key);
+    uint32_t id = 0xffffffffu;
+    if (key == top) {
+#pragma unroll
+      for (int j = 15; j >= 0; j--)
+        if (x[j] == m) id = z.id(first, j);
+    }
+    id = __reduce_min_sync(~0u, id);
+    if (first % z.span == 0) best = 0, sum = 0, ref = -INFINITY;
+    best = max(best, (u64)top << 32 | (uint32_t)~id);
+    if (sums && top >= LOWEST) {
+      const float z0 = logit_of(top);
+      double w = 0;
+#pragma unroll
+      for (int j = 0; j < 16; j++) w += weight(x[j], z0, rate);
+#pragma unroll
+      for (int o = 16; o; o >>= 1) w += __shfl_xor_sync(~0u, w, o);
+      if (z0 > ref) {
+        sum = sum * weight(ref, z0, rate) + w, ref = z0;
+      } else {
+        sum += w * weight(z0, ref, rate);
+      }
+    }
+    if (lane < z.blocks && first + SEGMENT >= min(z.V, (segment + 1) * z.span)) {
+      cluster_peer(s.best, lane)[segment] = best;
+      cluster_peer(s.sum, lane)[segment] = sum;
+    }
+  });
+  return make_float2(mine, least);
+}
 
 template <class T> __device__ __forceinline__ void sampling_draw(const Params<T>& p) {
-  __shared__ unsigned long long list[2 * MOST];  // key and inverted id, so that larger is better
-  __shared__ __align__(8) int counts[2048];      // later the weights
-  __shared__ double scratch[32];
-  __shared__ unsigned long long best;  // also a sum
-  __shared__ int chosen, above, filled;
-  const int row = blockIdx.x, V = p.vocabulary, tid = threadIdx.x, lane = tid % 32;
+  __shared__ Shared s;
+  Row<T> z;
+  z.rank = cluster_rank(), z.blocks = cluster_blocks(), z.V = p.vocabulary;
+  const int row = blockIdx.x / z.blocks, tid = threadIdx.x, lane = tid % 32;
+  cluster_arrive();
   grid_wait();
   const Draw d = p.draws[row];
-  if (d.number < 0) {
-    if (tid == 0) p.token[row] = -1;
-    return;
-  }
-  Row<T> z;
+  if (tid == 0) s.lowest = 0xffffffffu;
+  cluster_wait();
+  auto answer = [&](int token) {
+    if (z.rank == 0 && tid == 0) p.token[row] = token;
+  };
+  if (d.number < 0) return answer(-1);
   z.logits = p.logits + row * p.stride;
   z.penalty = d.penalty;
   z.seen = p.seen && z.penalty != 1.f ? p.seen + (long)row * p.seen_stride : nullptr;
-  const double temperature = d.temperature;
-  const float top_p = d.top_p, min_p = d.min_p;
-  const int top_k = d.top_k;
-  const bool cut_k = top_k > 0 && top_k < V, cut_p = top_p > 0 && top_p < 1, cuts = top_k > 0 || cut_p || min_p > 0;
+  z.span = SEGMENT;
+  while (z.segments() > SEGMENTS) z.span *= 2;
+  const bool cut_k = d.top_k > 0 && d.top_k < z.V, cut_p = d.top_p > 0 && d.top_p < 1;
+  const bool cuts = d.temperature > 0 && (d.top_k > 0 || cut_p || d.min_p > 0), sums = d.temperature > 0 && (!cuts || cut_p && !cut_k);
+  bool few = cuts && (!cut_k || d.top_k <= FEW);
+  Kept k;
+  k.rate = 1.4426950408889634 / (double)d.temperature;
 
-  if (temperature == 0 || !cuts) {
-    if (tid == 0) best = 0, chosen = -1;
+  const float2 ends = survey(s, z, k.rate, sums, cuts);
+  if (cuts) {
+    const uint32_t low = __reduce_min_sync(~0u, key_of(ends.y));
+    if (lane == 0) atomicMin(&s.lowest, low);
+    s.list[tid] = key_of(ends.x);
     __syncthreads();
-    unsigned long long mine = likeliest(z, V);
-    for (int o = 16; o; o >>= 1) mine = max(mine, __shfl_xor_sync(~0u, mine, o));
-    if (lane == 0) atomicMax(&best, mine);
-    __syncthreads();
-    const float top = logit_of(best >> 32);
-    if ((uint32_t)(best >> 32) == 0xffffffffu || isinf(top)) {
-      if (tid == 0) p.token[row] = isinf(top) ? -3 : -2;
-      return;
+    if (few) sort(s.list, THREADS);
+    if (tid < z.blocks) {
+      const int want = cut_k ? d.top_k : max(1, min(FEW, 16 * ((z.segments() - z.rank + z.blocks - 1) / z.blocks)));
+      cluster_peer(s.bound, tid)[z.rank] = few ? (uint32_t)s.list[want - 1] : 0;
+      cluster_peer(s.least, tid)[z.rank] = s.lowest;
     }
-    if (temperature == 0) {
-      if (tid == 0) p.token[row] = ~(uint32_t)best;
-      return;
-    }
-    // In the order of the ids: a thread owns a run, the runs are summed, one thread finds the run, its owner the token.
-    const int run = (V + THREADS - 1) / THREADS, first = min(V, tid * run), end = min(V, first + run);
-    double sum = 0;
-#pragma unroll 1
-    for (int i = first; i < end; i++) sum += weight(z.key(i), top, temperature);
-    double* runs = (double*)list;
-    runs[tid] = sum;
-    __syncthreads();
-    double total = 0, before = 0;
-    for (int i = 0; i < THREADS; i++) {
-      if (i == tid) before = total;
-      total += runs[i];
-    }
-    const double u = draw(d) * total;
-    if (u >= before && u < before + sum) {
-      double at = before;
-      int last = -1;
-#pragma unroll 1
-      for (int i = first; i < end; i++) {
-        const double w = weight(z.key(i), top, temperature);
-        if (w > 0) last = i;
-        at += w;
-        if (u < at) break;
-      }
-      atomicMax(&chosen, last);
-    }
-    __syncthreads();
-    if (tid == 0) p.token[row] = chosen >= 0 ? chosen : ~(uint32_t)best;
+  }
+  cluster_meet();
+  u64 best = tid < z.segments() ? s.best[tid] : 0;
+  const float own = logit_of(best >> 32);
+#pragma unroll
+  for (int o = 16; o; o >>= 1) best = max(best, __shfl_xor_sync(~0u, best, o));
+  if (lane == 0) s.warps.whole[tid / 32] = best;
+  __syncthreads();
+  best = s.warps.whole[lane];
+#pragma unroll
+  for (int o = 16; o; o >>= 1) best = max(best, __shfl_xor_sync(~0u, best, o));
+  __syncthreads();
+  const float top = logit_of(best >> 32);
+  if ((uint32_t)(best >> 32) == 0xffffffffu) return answer(-2);
+  if (isinf(top)) return answer(-3);
+  if (d.temperature == 0) return answer(~(uint32_t)best);
+  k.top = top;
+  double mass = 0, upto = 0, scaled = 0;
+  if (sums) {
+    if (tid < z.segments()) scaled = s.sum[tid] * weight(own, k.top, k.rate);
+    upto = scan(scaled, s.warps.real, mass);
+  }
+  if (!cuts) {
+    if (z.rank == 0) answer(in_order(s, z, scaled, upto, (double)random53(d) / 9007199254740992. * mass, [&](float x) { return weight(x, k.top, k.rate); }));
     return;
   }
-
-  const int want = cut_k ? min(top_k, MOST) : min(V, MOST);
-  auto sort = [&](int size) {  // descending, size a power of two
-    for (int k = 2; k <= size; k *= 2)
-      for (int j = k / 2; j > 0; j /= 2) {
-        for (int i = tid; i < size; i += THREADS) {
-          const int other = i ^ j;
-          const unsigned long long a = list[i], b = list[other];
-          if (other > i && ((i & k) == 0 ? a < b : a > b)) list[i] = b, list[other] = a;
-        }
-        __syncthreads();
-      }
-  };
-  list[tid] = likeliest(z, V) >> 32;
-  if (tid == 0) filled = 0;
-  __syncthreads();
-  sort(THREADS);
-  const uint32_t bound = list[want - 1];  // 0 when fewer threads than that have a token
-  __syncthreads();
-  gather(z, V, bound, list, &filled);
-  __syncthreads();
-  int n = filled;
-  if (n > 2 * MOST) n = select(z, V, want, list, counts, &chosen, &above, &filled);
-  int size = 2;
-  while (size < n) size *= 2;
-  for (int i = n + tid; i < size; i += THREADS) list[i] = 0;
-  __syncthreads();
-  sort(size);
-  n = min(n, want);
-  const uint32_t first_key = list[0] >> 32;
-  const double top = logit_of(first_key);
-  if (first_key == 0xffffffffu || isinf(top)) {
-    if (tid == 0) p.token[row] = isinf(top) ? -3 : -2;
-    return;
+  k.unit = ldexp(1., 31 + __clz(z.V));  // V weights of at most 1 are below 2^63
+  k.floor = -INFINITY, k.id = 0x7fffffff, k.least = 0;
+  uint32_t bound = LOWEST, lowest = 0xffffffffu;
+  for (int r = 0; r < z.blocks; r++) bound = max(bound, s.bound[r]), lowest = min(lowest, s.least[r]);
+  if (cut_p && !cut_k && (double)d.top_p * mass > LIST) few = false;
+  int token = -1;
+  if (few) {
+    const int n = gather(s, z, k, logit_of(bound), top);
+    if (n <= LIST) token = draw_from_few(s, d, k, z.V, n, mass, bound == LOWEST);
   }
-  double total = 0;
-  if (cut_p && !cut_k) {  // top-p is a share of the whole vocabulary
-    double sum = 0;
-#pragma unroll 1
-    for (int i = tid; i < V; i += THREADS) sum += weight(z.key(i), top, temperature);
-    total = block_total(sum, scratch);
-  }
-  double* weights = (double*)counts;
-  if (tid < n) weights[tid] = weight(list[tid] >> 32, top, temperature);
-  __syncthreads();
-  if (tid == 0) {
-    int kept = n;
-    bool complete = cut_k && top_k <= MOST || V <= MOST;
-    while (kept > 1 && weights[kept - 1] == 0) kept--, complete = true;
-    const bool known = complete || !cut_k || !cut_p;  // else top-p is a share of more tokens than there are candidates
-    if (cut_p && known) {
-      if (cut_k)
-        for (int i = 0; i < kept; i++) total += weights[i];
-      double sum = 0;
-      for (int i = 0; i < kept; i++)
-        if ((sum += weights[i]) >= (double)top_p * total) {
-          kept = i + 1;
-          complete = true;
-          break;
-        }
-    }
-    for (int i = 0; i < kept && known; i++)
-      if (weights[i] < (double)min_p) {
-        kept = i;
-        complete = true;
-        break;
-      }
-    chosen = complete;
-    if (complete) {
-      double sum = 0;
-      for (int i = 0; i < kept; i++) sum += weights[i];
-      double u = draw(d) * sum;
-      int at = 0;
-      for (; at < kept - 1; at++)
-        if ((u -= weights[at]) < 0) break;
-      p.token[row] = ~(uint32_t)list[at];
-    }
-  }
-  __syncthreads();
-  if (chosen) return;
-  __syncthreads();
-  const int token = draw_from_many(z, V, d, top, list, &best, &chosen);
-  if (tid == 0) p.token[row] = token;
+  if (token < 0) token = draw_from_many(s, z, d, k, mass, logit_of(lowest));
+  answer(token);
 }
 }  // namespace
 

@@ -43,8 +43,18 @@ func (s Sampling) Launch(q Queue) error {
 	if s.Stride == 0 {
 		s.Stride = int64(s.V)
 	}
-	return q.Launch(Launch{Kernel: "sampling_draw_" + s.Type.String(), Grid: [3]int{s.B, 1, 1}, Block: 1024, Overlap: q.Target().Hopper(), Args: []Arg{
+	blocks := s.blocks(q.Target())
+	return q.Launch(Launch{Kernel: "sampling_draw_" + s.Type.String(), Grid: [3]int{s.B * blocks, 1, 1}, Block: 1024, Cluster: blocks, Overlap: q.Target().Hopper(), Args: []Arg{
 		{"token", s.Token}, {"logits", s.Logits}, {"draws", s.Draws}, {"seen", s.Seen}, {"stride", s.Stride}, {"vocabulary", int32(s.V)}, {"seen_stride", int32(s.SeenWords)}}})
+}
+
+// blocks of a row: as many as there are multiprocessors and segments for. The tokens are the same for any number.
+func (s Sampling) blocks(gpu Target) int {
+	n := 1
+	for gpu.Hopper() && n < 8 && 2*n*s.B <= gpu.SMs && n*32*512 < s.V {
+		n *= 2
+	}
+	return n
 }
 
 func samplingBody(c *Call) error {

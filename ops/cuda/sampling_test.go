@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
@@ -112,19 +113,110 @@ func TestDeviceS01_Sampling(t *testing.T) {
 	require.EqualValues(t, native.NoDraw, int32(binary.LittleEndian.Uint32(b.raw(s.Token, 4))))
 }
 
+// edgeRows are rows of logits that are flat, peaked, tied, masked, subnormal, alone or not to be drawn from.
+func edgeRows(r *rand.Rand, v int) (rows [][]float64) {
+	inf := math.Inf(-1)
+	row := func(f func(i int) float64) {
+		x := make([]float64, v)
+		for i := range x {
+			x[i] = float64(float32(f(i)))
+		}
+		rows = append(rows, x)
+	}
+	one := func(at float64, others func(i int) float64) {
+		row(others)
+		rows[len(rows)-1][r.IntN(v)] = at
+	}
+	flat := func(int) float64 { return 0.01 * r.NormFloat64() }
+	wide := func(int) float64 { return 4 * r.NormFloat64() }
+	row(flat)
+	row(wide)
+	row(func(int) float64 { return 2.5 })
+	row(func(int) float64 { return math.Round(2*r.NormFloat64()) / 2 })
+	row(func(int) float64 { return float64(r.IntN(2)) / 2 })
+	row(func(i int) float64 {
+		if i%10 > 0 {
+			return inf
+		}
+		return 3 * r.NormFloat64()
+	})
+	row(func(int) float64 { return 1e-41 * r.NormFloat64() })
+	row(func(int) float64 { return math.Copysign(0, r.NormFloat64()) })
+	one(1e30, wide)
+	one(3, func(int) float64 { return inf })
+	one(math.NaN(), wide)
+	one(math.Inf(1), wide)
+	row(func(int) float64 { return inf })
+	return rows
+}
+
+// The tokens are native's for every distribution, and the same however many blocks a row has.
+func TestDeviceSamplingIsNatives(t *testing.T) {
+	b := newBench(t)
+	r := rand.New(rand.NewPCG(14, 14))
+	options := []native.Draw{{}, {Temperature: 1}, {Temperature: 0.8, TopK: 50, TopP: 0.9}, {Temperature: 5, TopP: 0.95}, {Temperature: 1, TopP: 0.3}, {Temperature: 1, MinP: 0.05},
+		{Temperature: 2, TopK: 2500}, {Temperature: 1, TopK: 513, TopP: 0.99}, {Temperature: 3, TopP: 0.9, MinP: 0.3}, {Temperature: 1e30, TopK: 600}, {Temperature: 1e-44, TopP: 0.5}, {Temperature: 1, TopK: 1 << 20}}
+	drawn := 0
+	for _, v := range []int{1, 63, 513, 5003, 50257, 128256, 262144}[:shorter(7, 4)] {
+		rows := edgeRows(r, v)
+		n := len(rows)
+		for _, d := range options {
+			if testing.Short() && drawn > 0 && r.IntN(4) > 0 {
+				continue
+			}
+			d.Penalty, d.Seed = 1, r.Uint64()
+			words, want, x := make([]int32, n*native.DrawWords), make([]int32, n), make([]float32, n*v)
+			for i, row := range rows {
+				d.Number = int32(i)
+				d.Put(words[i*native.DrawWords:])
+				for j, z := range row {
+					x[i*v+j] = float32(z)
+				}
+			}
+			require.NoError(t, native.Sampling(want, x, words, nil, n, v))
+			for _, times := range []int{1, 4, 10} {
+				if times > 1 && times*n*v > 7e6 {
+					continue
+				}
+				var all []float64
+				for range times {
+					for _, row := range rows {
+						all = append(all, row...)
+					}
+				}
+				s := Sampling{Type: F32, B: times * n, V: v, Token: b.out(F32, times*n), Logits: b.put(F32, all), Draws: b.ints(wide(slices.Repeat(words, times))...)}
+				b.run(s)
+				got := b.raw(s.Token, 4*times*n)
+				for i := range times * n {
+					require.Equal(t, want[i%n], int32(binary.LittleEndian.Uint32(got[4*i:])), "vocabulary %d, row %d of %d, %+v", v, i, times*n, d)
+					drawn++
+				}
+				b.freeAll()
+			}
+		}
+	}
+	fmt.Printf("SAMPLING\t%d draws are native's\n", drawn)
+}
+
 func TestDeviceSpeedSampling(t *testing.T) {
 	speed(t)
 	b := newBench(t)
-	const rows, v = 64, 128256
-	logits := b.random(F32, 4*rows*v, 3)
-	for name, d := range map[string]native.Draw{"top-k 50 top-p 0.9": {Temperature: 1, TopK: 50, TopP: 0.9}, "greedy": {}, "temperature 1": {Temperature: 1},
-		"temperature 5 top-p 0.95 (many left)": {Temperature: 5, TopP: 0.95}} {
-		d.Penalty = 1
-		s := Sampling{Type: F32, B: rows, V: v, Token: b.out(F32, rows), Draws: b.draws(rows, d)}
-		us := clock(t, b.d, 10, func(q Queue, i int) error {
-			s.Logits = logits.At(int64(i%4) * rows * v * 4)
-			return s.Launch(q)
-		})
-		row(t, "sampling "+name, "B64 V128256", us, 0, 4*rows*v)
+	const most, v = 128, 128256
+	logits := b.random(F32, 4*most*v, 3)
+	for _, rows := range []int{1, 16, 64, 128} {
+		for _, c := range []struct {
+			name string
+			d    native.Draw
+		}{{"greedy", native.Draw{}}, {"temperature 1", native.Draw{Temperature: 1}}, {"top-k 50 top-p 0.9", native.Draw{Temperature: 1, TopK: 50, TopP: 0.9}},
+			{"top-p 0.9 of few", native.Draw{Temperature: 0.3, TopP: 0.9}}, {"top-p 0.95 of many", native.Draw{Temperature: 5, TopP: 0.95}}, {"min-p 0.05", native.Draw{Temperature: 1, MinP: 0.05}},
+			{"min-p 0.05 of many", native.Draw{Temperature: 5, MinP: 0.05}}, {"top-k 5000", native.Draw{Temperature: 1, TopK: 5000}}, {"all, likeliest first", native.Draw{Temperature: 5, TopK: v}}} {
+			c.d.Penalty = 1
+			s := Sampling{Type: F32, B: rows, V: v, Token: b.out(F32, rows), Draws: b.draws(rows, c.d)}
+			us := clock(t, b.d, 10, func(q Queue, i int) error {
+				s.Logits = logits.At(int64(i%4) * most * v * 4)
+				return s.Launch(q)
+			})
+			row(t, "sampling "+c.name, fmt.Sprintf("B%d V128256", rows), us, 0, float64(4*rows*v))
+		}
 	}
 }

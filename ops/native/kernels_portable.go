@@ -47,6 +47,8 @@ func vecTurn(y, x *float32, heads, stride, half int, cos, sin *float32, sign flo
 
 func vecMax(x *float32, n int) float32 { return *x }
 
+func vecWeights(y *float64, x *float32, n int, top, rate float64) {}
+
 func (t *tileArgs) stream() {}
 
 func (t *tileArgs) runPairs() {}

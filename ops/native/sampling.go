@@ -99,15 +99,7 @@ type samplingArgs[T Float] struct {
 var (
 	sampling32 = newKernel(samplingRow[float32])
 	sampling64 = newKernel(samplingRow[float64])
-
-	scratchCandidates scratch[candidate]
 )
-
-// candidate is a token with its weight.
-type candidate struct {
-	id int32
-	w  float64
-}
 
 func samplingRow[T Float](a *samplingArgs[T], r int) {
 	d, z := drawOf(a.draws[r*DrawWords:]), a.logits[r*a.v:][:a.v]
@@ -140,8 +132,9 @@ func punish[T Float](y, z []T, seen []int32, penalty T) {
 	}
 }
 
-// drawBlock is the logits whose largest is looked for at a time.
-const drawBlock = 1024
+// drawBlock is the logits whose largest is looked for at a time; the weights of a
+// row are summed in up to drawBlocks blocks of at least as many.
+const drawBlock, drawBlocks = 1024, 256
 
 func drawToken[T Float](z []T, d Draw) int32 {
 	best, top := NoneDrawn, T(math.Inf(-1))
@@ -161,32 +154,36 @@ func drawToken[T Float](z []T, d Draw) int32 {
 	if d.Temperature == 0 {
 		return int32(best)
 	}
-	all := scratchCandidates.take(len(z))
-	c := all[:0]
-	for id, x := range z {
-		// exp of the distance to the top: at most 1, and 0 far below.
-		if w := math.Exp((float64(x) - float64(top)) / float64(d.Temperature)); w > 0 {
-			c = append(c, candidate{int32(id), w})
+	rate := math.Log2E / float64(d.Temperature)
+	w := scratch64.take(len(z))
+	defer scratch64.give(w)
+	weights(w, z, float64(top), rate)
+	if d.TopK > 0 || d.cutsP() || d.MinP > 0 {
+		return drawInOrder(d, z, w, float64(top))
+	}
+	var sums [drawBlocks]float64
+	block := max(drawBlock, ceilDiv(len(z), drawBlocks))
+	for b := 0; b*block < len(z); b++ {
+		sums[b] = sumOf(w[b*block : min((b+1)*block, len(z))])
+	}
+	u := d.uniform() * sumOf(sums[:])
+	token := best // where the sum rounds up to its end
+	for b := 0; b*block < len(z); b++ {
+		if u >= sums[b] {
+			u -= sums[b]
+			continue
 		}
-	}
-	c = d.cut(c)
-	u := d.uniform() * weightOf(c)
-	token := c[len(c)-1].id // where the sum rounds up to its end
-	for _, x := range c {
-		if u -= x.w; u < 0 {
-			token = x.id
-			break
+		for id := b * block; id < min((b+1)*block, len(z)); id++ {
+			if x := w[id]; x > 0 {
+				token = id
+				if u -= x; u < 0 {
+					break
+				}
+			}
 		}
+		break
 	}
-	scratchCandidates.give(all)
-	return token
-}
-
-func weightOf(c []candidate) (sum float64) {
-	for _, x := range c {
-		sum += x.w
-	}
-	return sum
+	return int32(token)
 }
 
 func (d Draw) uniform() float64 {
@@ -194,37 +191,5 @@ func (d Draw) uniform() float64 {
 	return float64((uint64(w0)<<32|uint64(w1))>>11) * 0x1p-53
 }
 
-// cut applies top-k, top-p and min-p.
-func (d Draw) cut(c []candidate) []candidate {
-	topP := d.TopP > 0 && d.TopP < 1
-	if d.TopK == 0 && !topP && d.MinP == 0 {
-		return c
-	}
-	slices.SortFunc(c, func(a, b candidate) int {
-		switch {
-		case a.w > b.w:
-			return -1
-		case a.w < b.w:
-			return 1
-		}
-		return int(a.id) - int(b.id)
-	})
-	if d.TopK > 0 && int(d.TopK) < len(c) {
-		c = c[:d.TopK]
-	}
-	if topP {
-		least, sum := float64(d.TopP)*weightOf(c), 0.0
-		for i, x := range c {
-			if sum += x.w; sum >= least {
-				c = c[:i+1]
-				break
-			}
-		}
-	}
-	for i, x := range c {
-		if x.w < float64(d.MinP) {
-			return c[:i]
-		}
-	}
-	return c
-}
+// cutsP says whether top-p cuts.
+func (d Draw) cutsP() bool { return d.TopP > 0 && d.TopP < 1 }

@@ -1,10 +1,14 @@
 package native
 
 import (
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seafan/seafan/ops/optest"
 )
 
 var inf = math.Inf(1)
@@ -156,6 +160,81 @@ func TestDrawsRefuse(t *testing.T) {
 	}
 }
 
+// Flat, tied, masked, subnormal and lone logits: the token is the oracle's, where
+// the draw is not within rounding of a border.
+func TestSamplingOfEveryDistribution(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	masked := func(f func() float64) func() float64 {
+		return func() float64 {
+			if r.IntN(10) > 0 {
+				return -inf
+			}
+			return f()
+		}
+	}
+	normal := func(spread float64) func() float64 { return func() float64 { return spread * r.NormFloat64() } }
+	near, tried := 0, 0
+	for name, f := range map[string]func() float64{
+		"flat": normal(0.01), "wide": normal(4), "equal": func() float64 { return 2.5 }, "tied": func() float64 { return math.Round(2*r.NormFloat64()) / 2 },
+		"two": func() float64 { return float64(r.IntN(2)) }, "masked": masked(normal(3)), "subnormal": normal(1e-41), "zeros": func() float64 { return math.Copysign(0, r.NormFloat64()) },
+		"far": func() float64 { return 1e30 * (1 + 1e-6*r.NormFloat64()) }, "outliers": func() float64 { return math.Exp(20 * r.NormFloat64()) },
+	} {
+		for _, v := range []int{1, 5, 1000, 2053, 5000} {
+			z := make([]float32, v)
+			for i := range z {
+				z[i] = float32(f())
+			}
+			z[r.IntN(v)] = max(z[0], 0.25) // not all are -Inf
+			x := make([]float64, v)
+			for i := range x {
+				x[i] = float64(z[i])
+			}
+			for _, d := range []Draw{{}, {Temperature: 1}, {Temperature: 0.8, TopK: 50, TopP: 0.9}, {Temperature: 5, TopP: 0.95}, {Temperature: 1, TopP: 0.3}, {Temperature: 1, MinP: 0.05}, {Temperature: 2, TopK: 700},
+				{Temperature: 3, TopP: 0.9, MinP: 0.3}, {Temperature: 1e30, TopK: 600}, {Temperature: 1e-44, TopP: 0.5}, {Temperature: 1, TopK: 1 << 20}, {Temperature: 1, TopK: 900, TopP: 0.6, MinP: 0.01}} {
+				d.Seed = r.Uint64()
+				for i, got := range drawn(t, z, d, 3) {
+					o := optest.Sampling{Temperature: float64(d.Temperature), TopP: float64(d.TopP), MinP: float64(d.MinP), TopK: int(d.TopK), Seed: d.Seed, Number: uint32(i)}
+					want, margin := o.Draw(x, nil)
+					if tried++; margin < 1e-11 {
+						near++
+						continue
+					}
+					require.EqualValues(t, want, got, "%s, vocabulary %d, %+v, margin %g", name, v, d, margin)
+				}
+			}
+		}
+	}
+	t.Logf("%d of %d draws are within rounding of a border", near, tried)
+	require.Less(t, near, tried/20)
+}
+
+// The weights are the exponentials, in every kernel set the same bits.
+func TestDrawWeights(t *testing.T) {
+	x := make([]float32, 0, 1<<16)
+	for i := range cap(x) - 3 {
+		x = append(x, float32(3-float64(i)*float64(i)*2e-7))
+	}
+	x = append(x, float32(math.Inf(-1)), -math.MaxFloat32, 1e-41)
+	for _, temperature := range []float64{1, 0.3, 1e-4, 30, 1e30, 1e-44} {
+		want := make([]float64, len(x))
+		for i, z := range x {
+			want[i] = weightOf(float64(z), 3, math.Log2E/temperature)
+			if e := math.Exp((float64(z) - 3) / temperature); e > 1e-300 {
+				require.InEpsilon(t, e, want[i], 2e-13, "temperature %v, %v", temperature, z) // measured 1.1e-13: the argument's rounding
+			} else {
+				require.Less(t, want[i], 1e-299)
+			}
+		}
+		eachKernel(t, func(t *testing.T) {
+			got := make([]float64, len(x)+1)
+			got[len(x)] = -1
+			weights(got[:len(x)], x, 3, math.Log2E/temperature)
+			require.Equal(t, want, got[:len(x)])
+			require.EqualValues(t, -1, got[len(x)])
+		})
+	}
+}
+
 func TestSamplingDoesNotAllocate(t *testing.T) {
 	z, words, tokens, seen := make([]float32, 4*1000), make([]int32, 4*DrawWords), make([]int32, 4), make([]int32, 4*32)
 	for r, d := range []Draw{{Penalty: 2}, {Penalty: 1, Temperature: 1}, {Penalty: 1, Temperature: 1, TopK: 5}, {Penalty: 2, Temperature: 1, TopP: 0.5}} {
@@ -164,4 +243,25 @@ func TestSamplingDoesNotAllocate(t *testing.T) {
 	run := func() { require.NoError(t, Sampling(tokens, z, words, seen, 4, 1000)) }
 	run()
 	require.Zero(t, testing.AllocsPerRun(20, run))
+}
+
+// BenchmarkSampling draws one token of 49,152 and of 128,256.
+func BenchmarkSampling(b *testing.B) {
+	for _, v := range []int{49152, 128256} {
+		z := make([]float32, v)
+		for i := range z {
+			z[i] = float32(3 * math.Sin(float64(i*i)))
+		}
+		words, tokens := make([]int32, DrawWords), make([]int32, 1)
+		for _, c := range []struct {
+			name string
+			d    Draw
+		}{{"greedy", Draw{}}, {"temperature", Draw{Temperature: 0.8}}, {"top-k", Draw{Temperature: 0.8, TopK: 50, TopP: 0.9}}, {"top-p", Draw{Temperature: 1, TopP: 0.95}}, {"min-p", Draw{Temperature: 1, MinP: 0.05}}} {
+			c.d.Penalty = 1
+			c.d.Put(words)
+			b.Run(fmt.Sprintf("%s/%d/%s", GemmKernel(), v, c.name), func(b *testing.B) {
+				b.ReportMetric(1e6*fastest(b, func() { must(Sampling(tokens, z, words, nil, 1, v)) }), "us")
+			})
+		}
+	}
 }

@@ -205,3 +205,17 @@ func vecTurn(y, x *float32, heads, stride, half int, cos, sin *float32, sign flo
 		turnAVX2(y, x, heads, stride, half, cos, sin, sign, n)
 	}
 }
+
+//go:noescape
+func weightsAVX512(y *float64, x *float32, n int, top, rate float64)
+
+//go:noescape
+func weightsAVX2(y *float64, x *float32, n int, top, rate float64)
+
+func vecWeights(y *float64, x *float32, n int, top, rate float64) {
+	if gemmKernel >= avx512Kernel {
+		weightsAVX512(y, x, n, top, rate)
+	} else {
+		weightsAVX2(y, x, n, top, rate)
+	}
+}

@@ -52,5 +52,12 @@
 #define FN_SWIGLUGRAD ·swiGLUGradAVX2
 #define FN_ADAMW ·adamWAVX2
 #define FN_TURN ·turnAVX2
+#define FN_WEIGHTS ·weightsAVX2
 
 #include "vec_amd64.h"
+
+#define DROP(y, w, t) \
+	VCMPPD $13, C_TINY, y, t \
+	VANDPD t, w, w
+
+#include "weights_amd64.h"

@@ -46,6 +46,7 @@
 #define FN_SWIGLUGRAD ·swiGLUGradAVX512
 #define FN_ADAMW ·adamWAVX512
 #define FN_TURN ·turnAVX512
+#define FN_WEIGHTS ·weightsAVX512
 
 #include "exp4_amd64.h"
 
@@ -89,3 +90,9 @@
 	VADDPD    t, acc, acc
 
 #include "vec_amd64.h"
+
+#define DROP(y, w, t) \
+	VCMPPD    $13, C_TINY, y, K1 \
+	VMOVAPD.Z w, K1, w
+
+#include "weights_amd64.h"
