@@ -106,3 +106,6 @@ func pairRowCodes(dst *float32, src *byte, n int, f *fp8Words)
 
 //go:noescape
 func pairRowsCodes(dst *float32, ldd int, src *byte, lds, rows, cols int, f *fp8Words)
+
+//go:noescape
+func pairQuads(dst, src *float32, rows int, f *fp8Words)

@@ -15,3 +15,5 @@ func fp8DecodeSome(x []float32, codes []byte, step float32, f FP8) (taken int) {
 func pairRowCodes(dst *float32, src *byte, n int, f *fp8Words) {}
 
 func pairRowsCodes(dst *float32, ldd int, src *byte, lds, rows, cols int, f *fp8Words) {}
+
+func pairQuads(dst, src *float32, rows int, f *fp8Words) {}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -275,9 +276,11 @@ func TestFP8MatMulMatchesOracle(t *testing.T) {
 	t.Logf("worst error of all: %.2f roundoffs", worst)
 }
 
-// requireWordsOfCodes holds rows and columns of words to the values of codes.
+// requireWordsOfCodes holds rows and columns of words, and panels of a transposed
+// matrix, to the values of 256 codes.
 func requireWordsOfCodes(t *testing.T, codes []byte, f FP8) {
 	t.Helper()
+	codes = slices.Repeat(codes, 20)
 	values := make([]float32, len(codes))
 	FP8Decode(values, codes, f)
 	requireHalf := func(code int, half uint32) {
@@ -301,21 +304,33 @@ func requireWordsOfCodes(t *testing.T, codes []byte, f FP8) {
 			requireHalf(from+i, half&0xFFFF)
 		}
 	}
+	requirePanel := func(words []float32, k, cols, from, down, across int) {
+		for i, word := range words {
+			p, j, bits := i/32*2, i%32, math.Float32bits(word)
+			for h, half := range []uint32{bits >> 16, bits & 0xFFFF} {
+				if p+h >= k || j >= cols {
+					require.Zero(t, half)
+					continue
+				}
+				requireHalf(from+(p+h)*down+j*across, half)
+			}
+		}
+	}
 	for _, s := range []struct{ rows, cols, ld int }{{1, 1, 1}, {2, 5, 40}, {7, 32, 36}, {8, 31, 31}, {3, 17, 100}} {
 		words := optest.Guard[float32]((s.rows + 1) / 2 * 32)
 		from := len(codes) - (s.rows-1)*s.ld - s.cols
 		pairRowsCodes(&words.Data[0], 128, &codes[from], s.ld, s.rows, s.cols, &fp8WordsOf[f])
 		optest.CheckGuards(t, "rows", words)
-		for i, word := range words.Data {
-			p, j, bits := i/32*2, i%32, math.Float32bits(word)
-			for h, half := range []uint32{bits >> 16, bits & 0xFFFF} {
-				if p+h >= s.rows || j >= s.cols {
-					require.Zero(t, half)
-					continue
-				}
-				requireHalf(from+(p+h)*s.ld+j, half)
-			}
-		}
+		requirePanel(words.Data, s.rows, s.cols, from, s.ld, 1)
+	}
+	for _, s := range []struct{ k, cols, ld int }{{64, 32, 64}, {128, 32, 150}, {128, 31, 130}, {66, 32, 70}, {5, 3, 7}} {
+		kc := (s.k+1)/2 + 3 // words of the panel, the last ones of nothing
+		panel := optest.Guard[float32](kc * 32)
+		from := len(codes) - (s.cols-1)*s.ld - s.k
+		source := pairSource{codes: codes[from:], format: f, ld: s.ld, k: s.k}
+		source.pack(panel.Data, true, 0, kc, 0, s.cols, 32)
+		optest.CheckGuards(t, "panel", panel)
+		requirePanel(panel.Data, s.k, s.cols, from, 1, s.ld)
 	}
 }
 

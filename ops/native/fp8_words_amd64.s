@@ -135,8 +135,37 @@ end:
 	VZEROUPPER
 	RET
 
+// func pairQuads(dst, src *float32, rows int, f *fp8Words)
+//
+// dst holds two rows of 32 words for each of rows > 0 rows of src, which are 32 times
+// four codes along k: words of the first two of each, then those of the others.
+//	DI dst, SI src, DX rows left
+TEXT ·pairQuads(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ rows+16(FP), DX
+	MOVQ f+24(FP), BX
+	CONSTANTS(quads, 0x02020202)
+
+quad:
+	VMOVDQU64 (SI), Z0
+	WORDS
+	VMOVUPS Z3, (DI)
+	VMOVUPS Z4, 128(DI)
+	VMOVDQU64 64(SI), Z0
+	WORDS
+	VMOVUPS Z3, 64(DI)
+	VMOVUPS Z4, 192(DI)
+	ADDQ $128, SI
+	ADDQ $256, DI
+	DECQ DX
+	JNZ  quad
+	VZEROUPPER
+	RET
+
 // The places of the first 16 words, in the lower bytes from 0 on and the upper ones
-// from 64 on: along takes numbers 2i+1 and 2i for word i, down numbers 32+i and i.
+// from 64 on: along takes numbers 2i+1 and 2i for word i, down numbers 32+i and i,
+// quads numbers 4i+1 and 4i.
 DATA along<>+0(SB)/8, $0x4202430340004101
 DATA along<>+8(SB)/8, $0x4606470744044505
 DATA along<>+16(SB)/8, $0x4a0a4b0b48084909
@@ -156,3 +185,13 @@ DATA down<>+40(SB)/8, $0x4b0b6b2b4a0a6a2a
 DATA down<>+48(SB)/8, $0x4d0d6d2d4c0c6c2c
 DATA down<>+56(SB)/8, $0x4f0f6f2f4e0e6e2e
 GLOBL down<>(SB), RODATA|NOPTR, $64
+
+DATA quads<>+0(SB)/8, $0x4404450540004101
+DATA quads<>+8(SB)/8, $0x4c0c4d0d48084909
+DATA quads<>+16(SB)/8, $0x5414551550105111
+DATA quads<>+24(SB)/8, $0x5c1c5d1d58185919
+DATA quads<>+32(SB)/8, $0x6424652560206121
+DATA quads<>+40(SB)/8, $0x6c2c6d2d68286929
+DATA quads<>+48(SB)/8, $0x7434753570307131
+DATA quads<>+56(SB)/8, $0x7c3c7d3d78387939
+GLOBL quads<>(SB), RODATA|NOPTR, $64

@@ -252,6 +252,16 @@ func (s *pairSource) pack(panel []float32, turned bool, p, kc, j, cols, nr int) 
 		clear(panel[words*nr : kc*nr])
 		return
 	}
+	if s.codes != nil && n%(4*pairUnit) == 0 && cols == pairCols {
+		quads := takeScratch[float32](n / 4 * pairCols) // four codes of a column each
+		for i := 0; i < cols; i += pairUnit {
+			transposeBlocks(unsafe.Pointer(&quads[i]), pairCols*4, unsafe.Pointer(&s.codes[(j+i)*s.ld+2*p]), s.ld, n/(4*pairUnit))
+		}
+		pairQuads(&panel[0], &quads[0], n/4, &fp8WordsOf[s.format])
+		clear(panel[words*nr : kc*nr])
+		giveScratch(quads)
+		return
+	}
 	ld := kc | 16
 	rows := takeScratch[float32](cols * ld)
 	for i := range cols {
