@@ -101,18 +101,20 @@ type attnWordStep struct {
 // ones come before all exponentials, so that no row waits for the chain of another.
 func (w *attnState[T]) bases(s []float32, r, end, j0, n, lo, hi int, view attnView, factor T) {
 	f, x := w.f, &w.step
+	e := f.edges(w.s, j0, n)
+	at, head := w.row(r)
 	for i := r; i < end; i++ {
 		from, to := lo, n
 		if view == attnPart {
-			at, _ := w.row(i)
-			if from, to = f.partOfRow(w.s, at, j0, n); from == to {
+			if from, to = e.of(at); from == to {
 				from, to = lo, lo
 			}
+			at, head = w.nextRow(at, head)
 		}
 		w.seen[i] = w.seen[i] || from < to
 		row := s[(i-r)*attnKeys:]
-		fill(row[lo:from], float32(math.Inf(-1)))
-		fill(row[to:hi], float32(math.Inf(-1)))
+		copy(row[lo:from], unseen[:])
+		copy(row[to:hi], unseen[:])
 	}
 	largestScores(&x.base[0], &s[lo], end-r, attnKeys*4, (hi-lo)/pairCols)
 	for i := r; i < end; i++ {
@@ -132,6 +134,12 @@ func (w *attnState[T]) bases(s []float32, r, end, j0, n, lo, hi int, view attnVi
 		x.base[i-r] = float32(base)
 	}
 }
+
+// unseen are the scores of keys that a row does not see.
+var unseen = func() (s [attnKeys]float32) {
+	fill(s[:], float32(math.Inf(-1)))
+	return s
+}()
 
 // addSums adds the sums of a step to l.
 func (w *attnState[T]) addSums(r, end int) {
@@ -361,6 +369,7 @@ func (w *attnGradState[T]) gradPairs(head, i0, r, end, j0, n, lo, hi int, view a
 	pairProduct(false, end-r, hi-lo, x.wd, float32(g.scale), x.q[r*x.wd:], x.wd, x.kt[lo:], attnKeys, 0, x.s[lo:], attnKeys)
 	pairProduct(false, end-r, hi-lo, x.wdv, 1, x.dout[r*x.wdv:], x.wdv, x.vt[lo:], attnKeys, 0, x.dp[lo:], attnKeys)
 	stat := g.lseAt(w.s, head) + i0
+	e := g.edges(w.s, j0, n)
 	a := &x.rows
 	a.blocks = (hi - lo) / pairCols
 	for i := r; i < end; i += 2 {
@@ -369,7 +378,7 @@ func (w *attnGradState[T]) gradPairs(head, i0, r, end, j0, n, lo, hi int, view a
 			if i+k < end {
 				from, to := lo, n
 				if view == attnPart {
-					from, to = g.partOfRow(w.s, i0+i+k, j0, n)
+					from, to = e.of(i0 + i + k)
 				}
 				a.seen[k] = [2]int{from - lo, to - lo}
 				a.lse[k] = float32(g.lse[stat+i+k])

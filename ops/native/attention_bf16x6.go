@@ -442,10 +442,11 @@ func (w *attnGradState[T]) gradSplit(head, i0, r, end, j0, n, lo, hi int, view a
 		a.lse[i] = float32(g.lse[stat+i])
 		a.t[i] = float32(-g.scale * g.delta[stat+i])
 	}
+	e := g.edges(w.s, j0, n)
 	for i := 0; i < attnStep && a.part != 0; i++ {
 		from, to := lo, lo // rows beyond the last see nothing
 		if i < end-r {
-			from, to = g.partOfRow(w.s, i0+r+i, j0, n)
+			from, to = e.of(i0 + r + i)
 		}
 		a.from[i], a.to[i] = int32(from-lo), int32(to-lo)
 	}

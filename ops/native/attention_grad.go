@@ -389,7 +389,7 @@ func (w *attnGradState[T]) pair(q []T, ldq int, dout []T, ldo, head, i0, from, e
 		p, ds := w.p[r*attnKeys:r*attnKeys+hi], w.ds[r*attnKeys:r*attnKeys+hi]
 		a, b := lo, hi
 		if view == attnPart {
-			a, b = g.partOfRow(w.s, i0+r, j0, hi)
+			a, b = g.edges(w.s, j0, hi).of(i0 + r)
 			a = min(max(a, lo), b)
 			clear(p[lo:a])
 			clear(p[b:])

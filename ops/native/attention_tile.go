@@ -73,6 +73,14 @@ func (w *attnState[T]) row(r int) (i, head int) {
 	return (w.r0 + r) / w.f.g, w.hk*w.f.g + (w.r0+r)%w.f.g
 }
 
+// nextRow returns those of the row after that of query i and head.
+func (w *attnState[T]) nextRow(i, head int) (int, int) {
+	if head++; head == (w.hk+1)*w.f.g {
+		return i + 1, w.hk * w.f.g
+	}
+	return i, head
+}
+
 // attend takes keys j0..j0+n into the running softmax.
 func (w *attnState[T]) attend(j0, n int) {
 	f := w.f
@@ -200,17 +208,33 @@ func (h *attnHeads[T]) view(s attnSeq, h0, heads, i0, i1, j0, n int) attnView {
 // partOf returns which of the keys j0..j0+n queries i0..i1 (both included) see
 // before the mask, counted from j0.
 func (h *attnHeads[T]) partOf(s attnSeq, i0, i1, j0, n int) (lo, hi int) {
-	lo, _ = h.span(s, i0)
-	_, hi = h.span(s, i1)
-	lo = min(max(lo-j0, 0), n)
-	return lo, max(lo, min(hi-j0, n))
+	e := h.edges(s, j0, n)
+	lo, _ = e.of(i0)
+	_, hi = e.of(i1)
+	return lo, max(lo, hi)
 }
 
-// partOfRow is partOf for one query.
-func (h *attnHeads[T]) partOfRow(s attnSeq, i, j0, n int) (lo, hi int) {
-	lo, hi = h.span(s, i)
-	lo = min(max(lo-j0, 0), n)
-	return lo, max(lo, min(hi-j0, n))
+// attnEdges say which of n keys, counted from their first, a query sees before the
+// mask: i sees lo+i..hi+i of them.
+type attnEdges struct{ lo, hi, n int }
+
+// edges are those of the keys j0..j0+n, which the sequence has.
+func (h *attnHeads[T]) edges(s attnSeq, j0, n int) attnEdges {
+	e := attnEdges{-math.MaxInt / 2, math.MaxInt / 2, n}
+	p := s.lk - s.lq - j0
+	if h.causal {
+		e.hi = p + 1
+	}
+	if h.window > 0 {
+		e.lo = p - h.window + 1
+	}
+	return e
+}
+
+// of is the keys that query i sees.
+func (e attnEdges) of(i int) (lo, hi int) {
+	lo = min(max(e.lo+i, 0), e.n)
+	return lo, max(lo, min(e.hi+i, e.n))
 }
 
 // drop sets the entries of x (keys j.. of a query) that the mask hides, and
@@ -265,7 +289,7 @@ func (w *attnState[T]) softmaxRow(r, j0, from, to int, view attnView) {
 	p := w.p[r*attnKeys : r*attnKeys+to]
 	if view == attnPart {
 		i, head := w.row(r)
-		lo, hi := f.partOfRow(w.s, i, j0, to)
+		lo, hi := f.edges(w.s, j0, to).of(i)
 		lo = min(max(lo, from), hi)
 		clear(p[from:lo])
 		clear(p[hi:])
@@ -330,9 +354,10 @@ func (w *attnState[T]) mend(v []T, ldv, j0, n int) ([]T, int) {
 // finish divides by the sum and writes out and lse.
 func (w *attnState[T]) finish() {
 	f := w.f
+	i, head := w.row(0)
 	for r := range w.rows {
-		i, head := w.row(r)
 		f.finishRow(w.s, head, i, w.m[r], w.l[r], w.o[r*f.dv:(r+1)*f.dv], w.seen[r])
+		i, head = w.nextRow(i, head)
 	}
 }
 

@@ -23,9 +23,9 @@ func vecExp(y, x *float32, n int) {}
 
 func vecExpSubSum(l *lanes, y, x *float32, m float32, n int) float64 { return 0 }
 
-func vecDot(l *lanes, x, y *float32, n int) {}
+func vecDot(l *lanes, x, y *float32, n int) float64 { return 0 }
 
-func vecDot3(l *lanes, x, y, z *float32, n int) {}
+func vecDot3(l *lanes, x, y, z *float32, n int) float64 { return 0 }
 
 func vecScaleMul(y, x, w *float32, s float32, n int) {}
 

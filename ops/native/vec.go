@@ -163,7 +163,9 @@ func sumMul[T Float](x, y []T) float64 {
 	full := 0
 	if inAssembly[T]() {
 		if full = n &^ 15; full > 0 {
-			vecDot(&l, f32p(x), f32p(y), full)
+			if sum := vecDot(&l, f32p(x), f32p(y), full); full == n {
+				return sum
+			}
 		}
 	}
 	for i := full; i < n; i++ {
@@ -180,7 +182,9 @@ func sumMul3[T Float](x, y, z []T) float64 {
 	full := 0
 	if inAssembly[T]() {
 		if full = n &^ 15; full > 0 {
-			vecDot3(&l, f32p(x), f32p(y), f32p(z), full)
+			if sum := vecDot3(&l, f32p(x), f32p(y), f32p(z), full); full == n {
+				return sum
+			}
 		}
 	}
 	for i := full; i < n; i++ {

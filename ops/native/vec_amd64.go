@@ -34,31 +34,29 @@ func vecExpSubSum(l *lanes, y, x *float32, m float32, n int) float64 {
 }
 
 //go:noescape
-func dotAVX512(l *lanes, x, y *float32, n int)
+func dotAVX512(l *lanes, x, y *float32, n int) float64
 
 //go:noescape
-func dotAVX2(l *lanes, x, y *float32, n int)
+func dotAVX2(l *lanes, x, y *float32, n int) float64
 
-func vecDot(l *lanes, x, y *float32, n int) {
+func vecDot(l *lanes, x, y *float32, n int) float64 {
 	if gemmKernel >= avx512Kernel {
-		dotAVX512(l, x, y, n)
-	} else {
-		dotAVX2(l, x, y, n)
+		return dotAVX512(l, x, y, n)
 	}
+	return dotAVX2(l, x, y, n)
 }
 
 //go:noescape
-func dot3AVX512(l *lanes, x, y, z *float32, n int)
+func dot3AVX512(l *lanes, x, y, z *float32, n int) float64
 
 //go:noescape
-func dot3AVX2(l *lanes, x, y, z *float32, n int)
+func dot3AVX2(l *lanes, x, y, z *float32, n int) float64
 
-func vecDot3(l *lanes, x, y, z *float32, n int) {
+func vecDot3(l *lanes, x, y, z *float32, n int) float64 {
 	if gemmKernel >= avx512Kernel {
-		dot3AVX512(l, x, y, z, n)
-	} else {
-		dot3AVX2(l, x, y, z, n)
+		return dot3AVX512(l, x, y, z, n)
 	}
+	return dot3AVX2(l, x, y, z, n)
 }
 
 //go:noescape

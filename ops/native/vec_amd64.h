@@ -71,6 +71,15 @@ expended:
 #define STEP_STORE_LANES(off, acc) \
 	VMOVUPS acc, 2*off(DX)
 
+// TOTAL stores the lanes at DX and leaves their sum in X0.
+#define TOTAL \
+	LANES16(STEP_STORE_LANES)   \
+	FOLD4                       \
+	VEXTRACTF128 $1, Y0, X1     \
+	VADDPD       X1, X0, X0     \
+	VUNPCKHPD    X0, X0, X1     \
+	VADDSD       X1, X0, X0
+
 // func expSubSum(l *lanes, y, x *float32, m float32, n int) float64
 //
 // The result is that of l.sum.
@@ -127,13 +136,8 @@ expsub:
 	NEXT(expsub)
 
 expsubbed:
-	LANES16(STEP_STORE_LANES)
-	FOLD4
-	VEXTRACTF128 $1, Y0, X1
-	VADDPD       X1, X0, X0
-	VUNPCKHPD    X0, X0, X1
-	VADDSD       X1, X0, X0
-	VMOVSD       X0, ret+40(FP)
+	TOTAL
+	VMOVSD X0, ret+40(FP)
 	VZEROUPPER
 	RET
 
@@ -189,8 +193,10 @@ max:
 	VZEROUPPER
 	RET
 
-// func dot(l *lanes, x, y *float32, n int)
-TEXT FN_DOT(SB), NOSPLIT, $0-32
+// func dot(l *lanes, x, y *float32, n int) float64
+//
+// The result is that of l.sum.
+TEXT FN_DOT(SB), NOSPLIT, $0-40
 	MOVQ l+0(FP), DX
 	MOVQ x+8(FP), SI
 	MOVQ y+16(FP), DI
@@ -207,12 +213,15 @@ TEXT FN_DOT(SB), NOSPLIT, $0-32
 dot:
 	LANES16(STEP_DOT)
 	NEXT(dot)
-	LANES16(STEP_STORE_LANES)
+	TOTAL
+	VMOVSD X0, ret+32(FP)
 	VZEROUPPER
 	RET
 
-// func dot3(l *lanes, x, y, z *float32, n int)
-TEXT FN_DOT3(SB), NOSPLIT, $0-40
+// func dot3(l *lanes, x, y, z *float32, n int) float64
+//
+// The result is that of l.sum.
+TEXT FN_DOT3(SB), NOSPLIT, $0-48
 	MOVQ l+0(FP), DX
 	MOVQ x+8(FP), SI
 	MOVQ y+16(FP), DI
@@ -232,7 +241,8 @@ TEXT FN_DOT3(SB), NOSPLIT, $0-40
 dot3:
 	LANES16(STEP_DOT3)
 	NEXT(dot3)
-	LANES16(STEP_STORE_LANES)
+	TOTAL
+	VMOVSD X0, ret+40(FP)
 	VZEROUPPER
 	RET
 
