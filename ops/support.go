@@ -25,6 +25,7 @@ var cudaForward = map[string]bool{
 	"append_pages":      true,
 	"append_rotary":     true,
 	"attention":         true,
+	"bf16_linear":       true,
 	"cross_entropy":     true,
 	"dequantize":        true,
 	"embedding":         true,

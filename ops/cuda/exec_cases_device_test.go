@@ -162,6 +162,18 @@ func deviceCases() []cases.Case {
 				return [][]float64{optest.Linear(in[0].F, in[1].F, in[2].F, m, n, k)}
 			}})
 	}
+	for _, s := range [][3]int{{1, 8, 3}, {9, 20, 90}, {70, 33, 77}} { // weights whose rows are no multiple of 8
+		m, n, k := s[0], s[1], s[2]
+		w := optest.Normals(fmt.Sprint("odd", s), n*k, 1)
+		cs = append(cs, cases.Case{Op: "linear", Name: fmt.Sprint("device odd ", s), C: 8, In: []cases.Input{normalInput("x", m, k)},
+			Build: func(in []*graph.Node) []*graph.Node {
+				p := in[0].Builder().Param("w", n, k)
+				copy(graph.Data[float32](p.Param().Tensor()), optest.Cast[float32](w))
+				p.Param().Touch()
+				return one(ops.Linear(in[0], p))
+			},
+			Oracle: func(in []cases.Input) [][]float64 { return [][]float64{optest.Linear(in[0].F, w, nil, m, n, k)} }})
+	}
 	for _, a := range []optest.Attention{
 		{B: 2, Lq: 65, Lk: 65, Hq: 4, Hkv: 2, D: 64, Dv: 64, Causal: true}, {B: 1, Lq: 130, Lk: 200, Hq: 6, Hkv: 2, D: 128, Dv: 128, Causal: true, Window: 33},
 		{B: 2, Lq: 33, Lk: 70, Hq: 2, Hkv: 1, D: 96, Dv: 96}, {B: 1, Lq: 70, Lk: 70, Hq: 2, Hkv: 2, D: 256, Dv: 256, Causal: true, Softcap: 20},

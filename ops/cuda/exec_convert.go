@@ -88,6 +88,15 @@ func weightBytes(p *graph.Param, dt DType) []byte {
 	return out
 }
 
+// withZeros is n rows at a stride in bytes, with zeros behind each.
+func withZeros(mem []byte, n, stride int) []byte {
+	long, row := make([]byte, n*stride), len(mem)/max(n, 1)
+	for i := range n {
+		copy(long[i*stride:], mem[i*row:][:row])
+	}
+	return long
+}
+
 // floatWeight says that a parameter holds numbers that weightBytes gives.
 func floatWeight(p *graph.Param) bool {
 	t := p.Type.DType

@@ -38,10 +38,17 @@ func isLinear(n *graph.Node) bool {
 		return false
 	}
 	switch n.Op().(type) {
-	case ops.LinearOp, ops.FP8WeightLinearOp:
+	case ops.LinearOp, ops.BF16LinearOp, ops.FP8WeightLinearOp:
 		return true
 	}
 	return false
+}
+
+// plain says whether a node is a linear that multiplies in the compute dtype.
+func (p *program) plain(n *graph.Node) bool {
+	_, ok := opOf[ops.LinearOp](n)
+	_, half := opOf[ops.BF16LinearOp](n)
+	return ok || half && p.compute == BF16
 }
 
 // quantises says whether a node is an FP8 linear that multiplies codes.
@@ -84,6 +91,9 @@ func productBody(c *Call, add *Call) error {
 
 // products launches one product of linears of one x, the rows of whose weights follow each other: g lacks x, weights and bias.
 func (c *Call) products(g Gemm, linears ...*graph.Node) error {
+	if _, half := c.Node.Op().(ops.BF16LinearOp); half && c.Type() != BF16 {
+		return unsupported("bf16_linear", "products of bf16 where the compute dtype is %v", c.Type())
+	}
 	g.Type, g.Computed = c.Type(), c.computed(1)
 	if err := c.inputs(0, &g.X); err != nil {
 		return err
@@ -102,6 +112,9 @@ func (c *Call) products(g Gemm, linears ...*graph.Node) error {
 	if g.W, err = c.p.rows(c.Type(), w...); err != nil {
 		return err
 	}
+	if err := c.lengthen(&g, w); err != nil {
+		return err
+	}
 	if bias != nil {
 		if g.Bias, err = c.p.rows(c.Type(), bias...); err != nil {
 			return err
@@ -110,12 +123,34 @@ func (c *Call) products(g Gemm, linears ...*graph.Node) error {
 	return g.Launch(c)
 }
 
+// lengthen puts zeros behind the rows of x and of the weights w, up to the multiple of 8 that products read.
+func (c *Call) lengthen(g *Gemm, w []*graph.Node) error {
+	k, row := g.K, ceilDiv(g.K, 8)*8
+	if k == row {
+		return nil
+	}
+	long, err := c.p.join(c.Type(), row, w...)
+	if err != nil {
+		return nil // the product says what it lacks
+	}
+	g.K, g.W = row, long
+	r := c.p.longer[k]
+	if r == nil {
+		r = c.p.region(region{label: fmt.Sprintf("rows of %d", k)}) // zeros at the start, and behind the rows for good
+		c.p.longer[k] = r
+	}
+	r.bytes = max(r.bytes, int64(g.M*g.K*c.Type().Size()))
+	x := g.X
+	g.X = r.pointer()
+	return c.moves(g.M, []MovePart{{To: g.X, ToStride: int64(g.K), From: x, FromStride: int64(k), N: k}})
+}
+
 // rows is a value in a type, or several weights one after the other.
 func (p *program) rows(dt DType, nodes ...*graph.Node) (Pointer, error) {
 	if len(nodes) == 1 {
 		return p.read("linear", nodes[0], dt)
 	}
-	return p.join(dt, nodes...)
+	return p.join(dt, 0, nodes...)
 }
 
 func (c *Call) fp8Products(m Gemm, o ops.FP8WeightLinearOp, linears, bias []*graph.Node) error {

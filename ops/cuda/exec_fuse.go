@@ -48,9 +48,11 @@ func opOf[O graph.Op](n *graph.Node) (o O, ok bool) {
 	return o, ok
 }
 
-// alike says that two linears read one x and can be one product of weights that follow each other.
+// alike says that two linears read one x and can be one product of weights that follow each other, however those are stored.
 func alike(a, b *graph.Node) bool {
-	return a.Op() == b.Op() && a.In()[0] == b.In()[0] && (biasOf(a) == nil) == (biasOf(b) == nil)
+	_, plain := opOf[ops.LinearOp](a)
+	_, both := opOf[ops.LinearOp](b)
+	return (plain && both || a.Op() == b.Op()) && a.In()[0] == b.In()[0] && (biasOf(a) == nil) == (biasOf(b) == nil)
 }
 
 // fuseResidual: linear, then the sum with another value.

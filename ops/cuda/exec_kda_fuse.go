@@ -48,7 +48,7 @@ func (p *program) fuseDelta(i int) (*Call, int, error) {
 // matches says that the steps are those of a layer, and that nothing else reads what lies between them.
 func (d *delta) matches() bool {
 	for _, c := range []*Call{d.q, d.k, d.v, d.fa, d.fb, d.b, d.ga, d.gb} {
-		if _, ok := opOf[ops.LinearOp](c.Node); !ok || len(c.In) != 2 || d.p.computedNode(c.In[1]) {
+		if !d.p.plain(c.Node) || len(c.In) != 2 || d.p.computedNode(c.In[1]) {
 			return false
 		}
 	}
@@ -103,7 +103,7 @@ func (d *delta) places() {
 // project queues the product of a linear with x, to y.
 func (d *delta) project(l *Call, x, y Pointer) error {
 	w := l.In[1]
-	m := Gemm{Type: d.p.compute, M: d.tokens, N: w.Dim(0), K: w.Dim(1), X: x, Y: y}
+	m := Gemm{Type: d.p.compute, M: d.tokens, N: w.Dim(0), K: lastDim(l.In[0].Type()), X: x, Y: y}
 	if err := d.q.weight(w, &m.W); err != nil {
 		return err
 	}

@@ -184,7 +184,7 @@ func (p *program) fuseShared(i int) (*Call, int, error) {
 	}
 	x := experts.In()[0]
 	for _, l := range []struct{ n, from, to *graph.Node }{{gate, x, unit}, {up, x, unit}, {down, unit, sum}} {
-		if _, ok := opOf[ops.LinearOp](l.n); !ok || len(l.n.In()) != 2 || l.n.In()[0] != l.from || !p.only(l.n, l.to) || p.wide[l.n] || p.computedNode(l.n.In()[1]) {
+		if !p.plain(l.n) || len(l.n.In()) != 2 || l.n.In()[0] != l.from || !p.only(l.n, l.to) || p.wide[l.n] || p.computedNode(l.n.In()[1]) {
 			return nil, 0, nil
 		}
 	}

@@ -24,7 +24,8 @@ type program struct {
 	fed     *region // feeds and what the host prepares from them, sent together
 	scratch *region
 	flags   *region
-	joined  *region // the result of a product of several weights, until the next one
+	joined  *region         // the result of a product of several weights, until the next one
+	longer  map[int]*region // by length, rows of x with zeros behind them up to a multiple of 8
 
 	steps    []*step
 	consts   []*hostStep // nodes that depend on weights alone: run when a weight changes
@@ -141,7 +142,7 @@ func lower(plan *graph.Plan, gpu Target, compute DType, strict bool, homes map[*
 }
 
 func lowerOnce(plan *graph.Plan, gpu Target, compute DType, strict bool, hostState map[*graph.Param]bool, noCodes map[*graph.Node]bool) (*program, error) {
-	p := &program{plan: plan, gpu: gpu, compute: compute, strict: strict, byKey: map[any]*region{}, places: map[any]Pointer{}, checked: map[any]bool{}, consumers: map[*graph.Node][]*graph.Node{},
+	p := &program{plan: plan, gpu: gpu, compute: compute, strict: strict, byKey: map[any]*region{}, longer: map[int]*region{}, places: map[any]Pointer{}, checked: map[any]bool{}, consumers: map[*graph.Node][]*graph.Node{},
 		constant: map[*graph.Node]bool{}, wide: map[*graph.Node]bool{}, wideState: map[*graph.Param]bool{}, hostState: hostState, host: map[*graph.Node]graph.Tensor{}, coded: map[*graph.Node]coded{}, noCodes: noCodes}
 	p.arena = p.region(region{label: "arena", bytes: int64(plan.Arena)})
 	p.fed = p.region(region{label: "feeds"})
@@ -233,7 +234,7 @@ func (p *program) survey() error {
 		switch n.Op().Name() {
 		case "cross_entropy", "nll", "route_weights":
 			p.wide[n] = true
-		case "linear", "softcap":
+		case "linear", "bf16_linear", "softcap":
 			others := slices.ContainsFunc(p.consumers[n], func(c *graph.Node) bool { return !precise(c) })
 			p.wide[n] = p.routed(n) || !others && (out[n] || len(p.consumers[n]) > 0)
 		}
@@ -333,6 +334,7 @@ type (
 	joinedKey struct {
 		a, b, c *graph.Param
 		dt      DType
+		row     int
 	}
 	weightKey struct {
 		param *graph.Param
@@ -442,8 +444,8 @@ func (p *program) weight(n *graph.Node, dt DType) Pointer {
 	return p.region(r).pointer()
 }
 
-// join is the rows of two or three weights, one after the other; nil when one is not a parameter in a float type.
-func (p *program) join(dt DType, nodes ...*graph.Node) (Pointer, error) {
+// join is up to three weights one after the other; with a row above 0 their rows have zeros behind them, up to that length.
+func (p *program) join(dt DType, row int, nodes ...*graph.Node) (Pointer, error) {
 	r := region{label: nodes[0].Name() + " and on"}
 	for _, n := range nodes {
 		param := n.Param()
@@ -451,9 +453,16 @@ func (p *program) join(dt DType, nodes ...*graph.Node) (Pointer, error) {
 			return Pointer{}, unsupported("linear", "%s is no weight that can be joined with others", n.Name())
 		}
 		r.from = append(r.from, param)
-		r.bytes += int64(weightSize(param) * dt.Size())
+		n := weightSize(param)
+		if row > 0 {
+			n = param.Type.Shape[0] * row
+		}
+		r.bytes += int64(n * dt.Size())
 	}
-	key := joinedKey{a: r.from[0], b: r.from[1], dt: dt}
+	key := joinedKey{a: r.from[0], dt: dt, row: row}
+	if len(r.from) > 1 {
+		key.b = r.from[1]
+	}
 	if len(r.from) > 2 {
 		key.c = r.from[2]
 	}
@@ -464,7 +473,11 @@ func (p *program) join(dt DType, nodes ...*graph.Node) (Pointer, error) {
 			if !param.Allocated() {
 				return nil
 			}
-			all = append(all, weightBytes(param, dt)...)
+			mem := weightBytes(param, dt)
+			if row > 0 {
+				mem = withZeros(mem, param.Type.Shape[0], row*dt.Size())
+			}
+			all = append(all, mem...)
 		}
 		return all
 	}

@@ -12,6 +12,7 @@ import (
 func init() {
 	Register("embedding", embeddingBody)
 	Register("linear", func(c *Call) error { return productBody(c, nil) })
+	Register("bf16_linear", func(c *Call) error { return productBody(c, nil) })
 	Register("rmsnorm", rmsNormBody)
 	Register("layernorm", layerNormBody)
 	Register("rotary", rotaryBody)
