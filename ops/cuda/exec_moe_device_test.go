@@ -8,6 +8,7 @@ package cuda
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -29,7 +30,14 @@ type routing struct {
 func routings(t *testing.T, m *models.Transformer, length int, given bool, compile func(*graph.Plan) (graph.Executor, error)) func(ids []int32, choices [][]int32) routing {
 	t.Helper()
 	b := graph.New(graph.Share(m.Params()))
-	b.Output("all", m.Logits(b, b.Input("tokens", dtype.Int32, 1, length), models.Dropout{}))
+	run := routed(t, b, m.Logits(b, b.Input("tokens", dtype.Int32, 1, length), models.Dropout{}), given, compile)
+	return func(ids []int32, choices [][]int32) routing { return run(graph.Feeds{"tokens": ids}, choices) }
+}
+
+// routed compiles a graph for its logits and the choices of its routers; given choices stand for those.
+func routed(t *testing.T, b *graph.Builder, logits *graph.Node, given bool, compile func(*graph.Plan) (graph.Executor, error)) func(feeds graph.Feeds, choices [][]int32) routing {
+	t.Helper()
+	b.Output("all", logits)
 	require.NoError(t, b.Err())
 	var names []string
 	b, err := graph.Rewrite(b, func(n *graph.Node, in []*graph.Node) []*graph.Node {
@@ -56,8 +64,8 @@ func routings(t *testing.T, m *models.Transformer, length int, given bool, compi
 	if e, ok := run.(*Executor); ok {
 		t.Cleanup(func() { require.NoError(t, e.Close()) })
 	}
-	return func(ids []int32, choices [][]int32) (r routing) {
-		feeds := graph.Feeds{"tokens": ids}
+	return func(feeds graph.Feeds, choices [][]int32) (r routing) {
+		feeds = maps.Clone(feeds)
 		for i, c := range choices {
 			feeds[names[i]] = c
 		}
