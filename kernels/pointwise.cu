@@ -1,7 +1,7 @@
-// Pointwise steps: gated activations, add, embedding rows.
+// Pointwise steps: gated activations, add, mul, embedding rows.
 //
 //   swiglu     y[t,i] = silu(gate[t,i]) * up[t,i]          geglu_tanh / geglu_erf the same with gelu
-//   add        y = a + b
+//   add        y = a + b                                   mul  y[t,i] = x[t,i] * b[t], rows of d; b may be f32
 //   embedding  y[t,:] = table[ids[t],:]; an id outside the table gives NaN rather than a read past it
 //   append     pool[slots[t],:] = x[t,:]; a negative slot writes nothing; also rounded to a pool of bf16, or as E4M3 codes
 //              of x / steps[head]
@@ -61,6 +61,26 @@ template <class T> __device__ __forceinline__ void add_flat(T* y, const T* a, co
   if (i < n) y[i] = from_float<T>(to_float(a[i]) + to_float(b[i]));
 }
 
+// Factor i / d for element i: of d 1, one for each.
+template <class T, class B> __device__ __forceinline__ void mul_rows(T* y, const T* x, const B* b, long n, int d) {
+  constexpr int N = Pack<T>::N;
+  grid_wait();
+  const long packs = n / N, step = (long)gridDim.x * blockDim.x, first = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  for (long p = first; p < packs; p += step) {
+    Pack<T> u = load16(x + p * N);
+    long row = p * N / d;
+    int at = (int)(p * N - row * d);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      u.v[j] = from_float<T>(to_float(u.v[j]) * to_float(b[row]));
+      if (++at == d) at = 0, row++;
+    }
+    store16(y + p * N, u);
+  }
+  const long i = packs * N + first;
+  if (i < n) y[i] = from_float<T>(to_float(x[i]) * to_float(b[i / d]));
+}
+
 template <class T> __device__ __forceinline__ void embedding_rows(T* y, const T* table, const int* ids, int d, int vocabulary, float scale) {
   grid_wait();
   const long t = blockIdx.x;
@@ -109,6 +129,13 @@ template <class T, class P> __device__ __forceinline__ void append_any(P* pool, 
   extern "C" __global__ void pointwise_append_##T(T* pool, const T* x, const int* slots, int columns) {                        \
     append_rows<T>(pool, x, slots, columns);                                                                                   \
   }
+#define MUL(T, B)                                                                                                              \
+  extern "C" __global__ void pointwise_mul_##T##_##B(T* y, const T* x, const B* b, long n, int d) { mul_rows<T, B>(y, x, b, n, d); }
+MUL(bf16, bf16)
+MUL(bf16, f32)
+MUL(f16, f16)
+MUL(f16, f32)
+MUL(f32, f32)
 #define APPEND_ANY(T, P)                                                                                                       \
   extern "C" __global__ void pointwise_append_##T##_##P(P* pool, const T* x, const int* slots, const float* steps, int columns, int width) { \
     append_any<T, P>(pool, x, slots, steps, columns, width);                                                                   \

@@ -50,6 +50,7 @@ var cudaForward = map[string]bool{
 	"nll":               true,
 	"linear":            true,
 	"merge_states":      true,
+	"mul":               true,
 	"paged_attention":   true,
 	"quantize":          true,
 	"reshape":           true,

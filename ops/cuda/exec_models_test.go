@@ -66,6 +66,8 @@ func varieties() []variety {
 		{name: "olmo3", Config: models.Config{Hidden: 128, FFN: 120, Heads: 2, KVHeads: 2, HeadDim: 128, QKNorm: true, Window: 11, Global: every(2, 1), LocalTheta: 1e4, RopeScale: yarn}},
 		{name: "phi3", Config: models.Config{Hidden: 96, FFN: 184, Heads: 3, KVHeads: 3, HeadDim: 32, RotaryDim: 24, Window: 70, RopeScale: long}},
 		{name: "smollm3", Config: models.Config{Hidden: 120, FFN: 200, Heads: 4, KVHeads: 1, HeadDim: 96, NoRope: every(2, 1), Tied: true}},
+		{name: "qwen2_moe", Config: models.Config{Hidden: 96, FFN: 120, Heads: 3, KVHeads: 3, HeadDim: 32, QKVBias: true, Window: 20, Global: every(2, 1),
+			Experts: &models.Experts{FFN: 48, Shared: 88, Gated: true, Dense: every(2), Router: ops.Router{Experts: 6, TopK: 2}}}},
 		{name: "glm", Config: models.Config{Hidden: 128, FFN: 168, Heads: 8, KVHeads: 1, HeadDim: 64, RotaryDim: 32, QKVBias: true}},
 		{name: "glm4", Config: models.Config{Hidden: 88, FFN: 104, Heads: 2, KVHeads: 1, HeadDim: 96, RotaryDim: 48}},
 		{name: "ministral", Config: models.Config{Hidden: 112, FFN: 136, Heads: 6, KVHeads: 2, HeadDim: 32, Window: 12, Global: every(2, 0)}},

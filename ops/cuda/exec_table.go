@@ -17,6 +17,7 @@ func init() {
 	Register("layernorm", layerNormBody)
 	Register("rotary", rotaryBody)
 	Register("add", addBody)
+	Register("mul", mulBody)
 	Register("swiglu", func(c *Call) error { return gatedBody(c, SwiGLU) })
 	Register("geglu", func(c *Call) error {
 		if c.Node.Op().(ops.GeGLUOp).Tanh {
@@ -117,6 +118,22 @@ func addBody(c *Call) error {
 		return err
 	}
 	return a.Launch(c)
+}
+
+func mulBody(c *Call) error {
+	x, y := c.In[0].Type(), c.In[1].Type()
+	m := Mul{Type: c.Type(), N: int64(x.Size()), D: x.Size() / max(y.Size(), 1), Y: c.Output(0)}
+	var errs [2]error
+	m.X, errs[0] = c.Input(0)
+	m.B, m.BType, errs[1] = c.scores(1)
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	to, _ := c.p.plan.Place(c.Node)
+	if from, _ := c.p.plan.Place(rootOf(c.In[1])); m.BType != m.Type && to == from && !c.p.constant[c.In[1]] {
+		return unsupported("mul", "a result in the place of factors of another type")
+	}
+	return m.Launch(c)
 }
 
 func gatedBody(c *Call, gate Gate) error {

@@ -106,6 +106,29 @@ func (a Add) Launch(q Queue) error {
 		{"y", a.Y}, {"a", a.A}, {"b", a.B}, {"n", a.N}}})
 }
 
+// Mul launches y[t,i] = x[t,i] * b[t] over rows of D of N elements in all: of D 1 y = x * b. Y may be X's place, and B's where
+// that has the same type.
+type Mul struct {
+	Type, BType DType // BType F32, or Type
+	N           int64
+	D           int
+	Y, X, B     Pointer
+}
+
+// Launch queues the kernel.
+func (m Mul) Launch(q Queue) error {
+	if m.N < 0 || m.D < 1 {
+		return fmt.Errorf("mul: n >= 0 and d >= 1 are required, got n %d, d %d", m.N, m.D)
+	}
+	if err := aligned16("mul", Arg{"y", m.Y}, Arg{"x", m.X}, Arg{"b", m.B}); err != nil || m.N == 0 {
+		return err
+	}
+	per := int64(16 / m.Type.Size())
+	blocks := min(int64(q.Target().SMs)*16, (m.N/per+255)/256+1)
+	return q.Launch(Launch{Kernel: fmt.Sprintf("pointwise_mul_%v_%v", m.Type, m.BType), Grid: [3]int{int(blocks), 1, 1}, Block: 256, Overlap: q.Target().Hopper(), Args: []Arg{
+		{"y", m.Y}, {"x", m.X}, {"b", m.B}, {"n", m.N}, {"d", int32(m.D)}}})
+}
+
 // Embedding launches y[t,:] = table[ids[t],:] * scale for T tokens; an id outside the table gives NaN.
 type Embedding struct {
 	Type             DType

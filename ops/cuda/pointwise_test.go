@@ -159,6 +159,30 @@ func TestDeviceAddAndEmbedding(t *testing.T) {
 	}
 }
 
+// The product has one rounding, so that it is exact to compare; in place of x too.
+func TestDeviceMul(t *testing.T) {
+	for _, dt := range allTypes {
+		for _, by := range []DType{dt, F32} {
+			for _, s := range [][2]int{{1, 1}, {1, 10007}, {3, 5}, {63, 7}, {64, 128}, {2048, 5}} { // d, rows
+				b := newBench(t)
+				r := rand.New(rand.NewPCG(5, uint64(s[0])))
+				n := s[0] * s[1]
+				x, y := normal(r, dt, n, 1), normal(r, by, s[1], 1)
+				m := Mul{Type: dt, BType: by, N: int64(n), D: s[0], Y: b.out(dt, n), X: b.put(dt, x), B: b.put(by, y)}
+				b.run(m)
+				want := make([]float64, n)
+				for i := range want {
+					want[i] = float64(float32(x[i] * y[i/s[0]]))
+				}
+				require.Equal(t, decode(dt, encode(dt, want)), b.get(dt, m.Y, n))
+				m.Y = m.X
+				b.run(m)
+				require.Equal(t, decode(dt, encode(dt, want)), b.get(dt, m.X, n))
+			}
+		}
+	}
+}
+
 func TestDeviceRotary(t *testing.T) {
 	for _, dt := range allTypes {
 		for _, pairing := range []Pairing{Half, Interleaved} {
