@@ -23,7 +23,8 @@ type Native struct {
 	plan   *Plan
 	arena  []byte
 	calls  []Call
-	group  []int // by step: how many run together from it on; 0: it runs with one before it
+	group  []int    // by step: how many run together from it on; 0: it runs with one before it
+	fused  []*fused // by step: what runs in one go from it on where it can, or nil
 	inputs []feedSlot
 	poison bool
 	timing []time.Duration
@@ -139,44 +140,6 @@ func (p *Plan) Native(opts ...NativeOption) (r *Native, err error) {
 	return r, nil
 }
 
-// gather finds the steps that run together.
-func (r *Native) gather() {
-	r.group = make([]int, len(r.calls))
-	for i := 0; i < len(r.calls); {
-		n := 1
-		for i+n < len(r.calls) && r.joins(i, i+n) {
-			n++
-		}
-		r.group[i] = n
-		i += n
-	}
-}
-
-// joins reports whether step j can run together with the steps from i on.
-func (r *Native) joins(i, j int) bool {
-	a, b := r.plan.Steps[i].Node, r.plan.Steps[j].Node
-	if a.def != b.def || a.def.Together == nil || len(a.in) == 0 || len(b.in) == 0 || a.in[0] != b.in[0] {
-		return false
-	}
-	for _, earlier := range r.calls[i:j] {
-		for _, x := range earlier.Out {
-			for _, y := range slices.Concat(r.calls[j].In, r.calls[j].Out) {
-				if overlap(x.mem, y.mem) {
-					return false
-				}
-			}
-		}
-		for _, x := range earlier.In {
-			for _, y := range r.calls[j].Out {
-				if overlap(x.mem, y.mem) {
-					return false
-				}
-			}
-		}
-	}
-	return true
-}
-
 // tensor is the memory of a node's value.
 func (r *Native) tensor(n *Node) Tensor {
 	pl := r.plan.places[n]
@@ -221,7 +184,7 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 		b, _, _ := bytesOf(feeds[in.name])
 		copy(in.to.mem, b)
 	}
-	for i := 0; i < len(r.calls); i += r.group[i] {
+	for i := 0; i < len(r.calls); {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -229,27 +192,33 @@ func (r *Native) Do(ctx context.Context, feeds Feeds) error {
 		if r.timing != nil {
 			t = time.Now()
 		}
-		if err := r.calls[i].run(r.calls[i : i+r.group[i]]...); err != nil {
+		at, n, err := r.step(i)
+		if err != nil {
 			return err
 		}
 		if r.timing != nil {
-			r.timing[i] += time.Since(t)
+			r.timing[at] += time.Since(t)
 		}
+		i += n
 	}
 	return nil
+}
+
+// step runs what begins with step i: so many steps, whose time is that of step at.
+func (r *Native) step(i int) (at, n int, err error) {
+	if f := r.fused[i]; f != nil {
+		if done, err := f.run(); done || err != nil {
+			return f.at, f.steps, err
+		}
+	}
+	n = r.group[i]
+	return i, n, r.calls[i].run(r.calls[i : i+n]...)
 }
 
 // run calls the body for c, or for all of those that run together with it; the
 // error, or panic, comes back with the name of c's node.
 func (c *Call) run(together ...Call) (err error) {
-	defer func() {
-		p := recover()
-		if fault, ok := p.(interface{ Addr() uintptr }); ok {
-			err = located(c.node.name, c.Op.Name(), fmt.Errorf("the memory at %#x cannot be read: was the file of a mapped weight shortened?", fault.Addr()))
-		} else if p != nil {
-			err = located(c.node.name, c.Op.Name(), fmt.Errorf("panic: %v", p))
-		}
-	}()
+	defer c.rescue(&err)
 	switch {
 	case c.def.Native == nil:
 		return located(c.node.name, c.Op.Name(), errors.New("no native body is registered"))
@@ -262,6 +231,16 @@ func (c *Call) run(together ...Call) (err error) {
 		return located(c.node.scope, c.Op.Name(), err)
 	}
 	return nil
+}
+
+// rescue, deferred, makes an error with the name of c's node of a panic.
+func (c *Call) rescue(err *error) {
+	p := recover()
+	if fault, ok := p.(interface{ Addr() uintptr }); ok {
+		*err = located(c.node.name, c.Op.Name(), fmt.Errorf("the memory at %#x cannot be read: was the file of a mapped weight shortened?", fault.Addr()))
+	} else if p != nil {
+		*err = located(c.node.name, c.Op.Name(), fmt.Errorf("panic: %v", p))
+	}
 }
 
 func (r *Native) checkFeeds(feeds Feeds) error {

@@ -59,6 +59,18 @@ type Def struct {
 	// ops that write to an input.
 	Together func(calls []Call) error
 
+	// Fused runs calls, one or several that Together could have, in one go with what
+	// stands around them: lead, an op named in Leads whose one use is as their first
+	// input, and tail, one named in Tails that alone uses the result of the one call.
+	// Either may be nil. Where it reports false it has done nothing, and all run one
+	// after the other. Nothing else reads the results of lead, or of the call before
+	// tail: they need not be written. The results that remain lie where nothing here
+	// reads, but what tail adds to in place, so that workers may compute lead each for
+	// itself while others write; the result of the call is not such a one, so who
+	// takes lead in takes tail in too.
+	Fused        func(lead *Call, calls []Call, tail *Call) bool
+	Leads, Tails []string
+
 	// FLOPs counts the floating-point operations of one run; nil: one for
 	// each element of the results.
 	FLOPs func(op Op, in, out []Type) int64

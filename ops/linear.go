@@ -15,6 +15,9 @@ func init() {
 		Doc:      "y = x w^T + b",
 		Native:   linearBody,
 		Together: linearTogether,
+		Fused:    linearFused,
+		Leads:    []string{"rmsnorm", "swiglu"},
+		Tails:    []string{"add"},
 		FLOPs:    func(_ graph.Op, in, out []graph.Type) int64 { return 2 * int64(out[0].Size()) * int64(last(in[0])) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
 			dy := g.Out(0)

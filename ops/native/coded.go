@@ -118,6 +118,7 @@ const codedCols = 64
 // codedArgs are the arguments of one launch; cols is what a unit takes.
 type codedArgs struct {
 	y, x, bias    []float32
+	add           []float32 // to y of panels, or nil
 	w, panels     []byte    // panels may be nil
 	fp8           FP8Matrix // of codedFP8
 	ids           []int32
@@ -146,12 +147,12 @@ func (a *codedArgs) widen(y []float32, row, j int) {
 func linearCodedUnit(a *codedArgs, unit int) {
 	if a.m > 0 {
 		j := unit * a.cols
-		a.widened(j, min(a.cols, a.n-j))
+		a.widened(a.x, j, min(a.cols, a.n-j))
 	}
 }
 
 // widened computes columns j..j+cols of y, gemmKC products at a time as Gemm does.
-func (a *codedArgs) widened(j, cols int) {
+func (a *codedArgs) widened(x []float32, j, cols int) {
 	wide := takeScratch[float32](cols * gemmKC)
 	g := gemmOperands[float32]{m: a.m, n: cols, alpha: 1, lda: a.k, b: wide, c: a.y[j:], ldc: a.n}
 	if a.bias != nil {
@@ -170,7 +171,7 @@ func (a *codedArgs) widened(j, cols int) {
 			g.ldb = panelCols
 			panelRows(a.coding, &wide[0], &a.panels[(j*a.k+p*panelCols)*2], kc/2)
 		}
-		g.k, g.a = kc, a.x[p:]
+		g.k, g.a = kc, x[p:]
 		g.serial()
 		g.s, g.lds, g.beta = g.c, a.n, 1
 	}

@@ -88,15 +88,19 @@ func (a *After) begin(lane, lanes int) *byte {
 func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
 	var g streamArgs
 	for i := range ps {
-		p := &ps[i]
-		g.after = p.After
-		a := codedArgs{y: p.Y, x: x, w: p.W, bias: p.Bias, coding: p.Coding, order: p.Rows, m: m, n: p.N, k: k}
-		if len(p.Panels) > 0 && p.Rows == 0 {
-			a.panels = p.Panels
-		}
+		g.after = ps[i].After
+		a := ps[i].args(x, m, k)
 		g.add(&a)
 	}
 	g.launch()
+}
+
+func (p *CodedLinear) args(x []float32, m, k int) codedArgs {
+	a := codedArgs{y: p.Y, x: x, w: p.W, bias: p.Bias, coding: p.Coding, order: p.Rows, m: m, n: p.N, k: k}
+	if len(p.Panels) > 0 && p.Rows == 0 {
+		a.panels = p.Panels
+	}
+	return a
 }
 
 // streamArgs are the products of one launch. Their units, one product after the
@@ -104,9 +108,11 @@ func LinearsCoded(x []float32, m, k int, ps []CodedLinear) {
 // start, so that each core reads memory of its own in order; who is done goes on
 // with half of what is left in another lane.
 type streamArgs struct {
-	of           [4]codedArgs
-	n            int
+	lead         Lead
+	rows         *laneRows // of lead
 	units, lanes int
+	n            int
+	of           [4]codedArgs
 	after        After
 	left         [streamLanes]laneUnits
 }
@@ -144,7 +150,10 @@ func (l *laneUnits) take(back bool) (from, to int) {
 // streamLanes is the most lanes.
 const streamLanes = 16
 
-var linearStream = newKernel(linearStreamLane)
+var (
+	linearStream = newKernel(linearStreamLane)
+	linears      = newKernel(func(g **streamArgs, lane int) { linearStreamLane(*g, lane) })
+)
 
 // add takes a product in, or runs it where there are no tiles for it.
 func (g *streamArgs) add(a *codedArgs) {
@@ -165,16 +174,28 @@ func (g *streamArgs) add(a *codedArgs) {
 }
 
 func (g *streamArgs) launch() {
-	g.lanes = min(Workers(), g.units, streamLanes)
-	for l := range g.lanes {
-		g.left[l].set(l*g.units/g.lanes, (l+1)*g.units/g.lanes)
-	}
+	g.cut()
 	linearStream.launch(g.lanes, *g)
 }
 
+// cut gives each worker a lane.
+func (g *streamArgs) cut() {
+	if lanes := min(Workers(), g.units, streamLanes); lanes != g.lanes { // most often it reads a line that all have
+		g.lanes = lanes
+	}
+	for l := range g.lanes {
+		g.left[l].set(l*g.units/g.lanes, (l+1)*g.units/g.lanes)
+	}
+}
+
 func linearStreamLane(g *streamArgs, lane int) {
-	// x at once: it may come from another core's cache.
-	fetchLines(unsafe.Pointer(&g.of[0].x[0]), min(g.of[0].m, gemmFew)*g.of[0].k*4)
+	x := g.of[0].x
+	if g.lead.x != nil {
+		x = g.rows[lane]
+		g.lead.fill(x)
+	} else {
+		fetchFloats(x[:min(g.of[0].m, gemmFew)*g.of[0].k])
+	}
 	for {
 		from, to := g.left[lane].take(false)
 		if from == to && !g.help(lane) {
@@ -182,7 +203,7 @@ func linearStreamLane(g *streamArgs, lane int) {
 			return
 		}
 		for ; from < to; from++ {
-			g.unit(from)
+			g.unit(from, x)
 		}
 	}
 }
@@ -198,12 +219,12 @@ func (g *streamArgs) help(lane int) bool {
 	return false
 }
 
-func (g *streamArgs) unit(unit int) {
+func (g *streamArgs) unit(unit int, x []float32) {
 	for i := range g.n {
 		a := &g.of[i]
 		units := ceilDiv(a.n, a.cols)
 		if unit < units {
-			a.stream(unit)
+			a.stream(unit, x)
 			return
 		}
 		unit -= units
@@ -211,23 +232,23 @@ func (g *streamArgs) unit(unit int) {
 }
 
 // stream computes columns of y.
-func (a *codedArgs) stream(unit int) {
+func (a *codedArgs) stream(unit int, x []float32) {
 	if a.panels != nil && (unit+1)*panelCols <= a.n {
-		a.panel(unit)
+		a.panel(unit, x)
 		return
 	}
 	row := a.coding.Bytes(a.k)
 	end := min((unit+1)*a.cols, a.n)
 	for j := unit * a.cols; j < end; j += codedTileCols {
 		if end-j < codedTileCols {
-			a.widened(j, end-j)
+			a.widened(x, j, end-j)
 			return
 		}
 		for i := 0; i < a.m; i += gemmFew {
 			var e fp8Tile
 			t := &e.codedTile
 			t.rows, t.k = min(gemmFew, a.m-i), a.k
-			t.x, t.ldx = unsafe.Pointer(&a.x[i*a.k]), a.k*4
+			t.x, t.ldx = unsafe.Pointer(&x[i*a.k]), a.k*4
 			t.w, t.ldw = unsafe.Pointer(&a.w[a.order.at(j)*row]), row
 			if a.order > 0 {
 				t.ldw *= 2
@@ -240,7 +261,7 @@ func (a *codedArgs) stream(unit int) {
 			if a.coding != codedFP8 {
 				t.stream(a.coding)
 			} else if !a.fp8Stream(&e, j) {
-				a.widened(j, codedTileCols)
+				a.widened(x, j, codedTileCols)
 				break
 			}
 		}

@@ -30,6 +30,7 @@ type panelTile struct {
 	s            unsafe.Pointer // 40: added to all rows, or nil
 	y            unsafe.Pointer // 48
 	ldy          int            // 56
+	add          unsafe.Pointer // 64: added to the results, rows ldy apart, or nil
 }
 
 // Panels is the bytes of the panels of w[N,K], 0 where this CPU or the coding
@@ -70,17 +71,20 @@ func fillPanelsUnit(a *panelArgs, unit int) {
 }
 
 // panel computes panelCols columns of y.
-func (a *codedArgs) panel(unit int) {
+func (a *codedArgs) panel(unit int, x []float32) {
 	j := unit * panelCols
 	for i := 0; i < a.m; i += gemmFew {
 		var t panelTile
 		t.rows, t.blocks = min(gemmFew, a.m-i), a.k/32
-		t.x, t.ldx = unsafe.Pointer(&a.x[i*a.k]), a.k*4
+		t.x, t.ldx = unsafe.Pointer(&x[i*a.k]), a.k*4
 		t.w = unsafe.Pointer(&a.panels[j*a.k*2])
 		if a.bias != nil {
 			t.s = unsafe.Pointer(&a.bias[j])
 		}
 		t.y, t.ldy = unsafe.Pointer(&a.y[i*a.n+j]), a.n*4
+		if a.add != nil {
+			t.add = unsafe.Pointer(&a.add[i*a.n+j])
+		}
 		t.run(a.coding)
 	}
 }

@@ -45,6 +45,14 @@
 	VADDPS c, sum, sum \
 	VPXORQ c, c, c
 
+// PTAIL adds what R12 points to to a row; CX rows are left.
+#define PTAIL(c0, c1) \
+	VADDPS (R12), c0, c0   \
+	VADDPS 64(R12), c1, c1 \
+	ADDQ   R9, R12         \
+	DECQ   CX              \
+	JZ     added
+
 // PSTORE stores a row; CX rows are left.
 #define PSTORE(c0, c1) \
 	VMOVUPS c0, (R8)   \

@@ -1,6 +1,6 @@
 // The body of the product of 1 to 4 rows of x with a panel, for the file that
-// includes it inside a TEXT with the argument t: y = x w^T + s for 32 rows of w,
-// through all of k. WIDEN(z, y, lo, ylo), which the including file defines, turns 16
+// includes it inside a TEXT with the argument t: y = x w^T + s, then + add, for 32
+// rows of w, through all of k. WIDEN(z, y, lo, ylo), which the including file defines, turns 16
 // words in z into the columns of the smaller k in z and of the other in lo; y and
 // ylo are the lower halves of z and lo, and Z31 may hold what it needs. Every sum
 // is one chain in the order of k, cut every 256 as Gemm's is.
@@ -114,6 +114,18 @@ store:
 	MOVQ 0(DI), CX
 	MOVQ 48(DI), R8
 	MOVQ 56(DI), R9
+	MOVQ 64(DI), R12
+	TESTQ R12, R12
+	JZ   rows
+	PTAIL(Z8, Z9)
+	PTAIL(Z10, Z11)
+	PTAIL(Z12, Z13)
+	PTAIL(Z14, Z15)
+
+added:
+	MOVQ 0(DI), CX
+
+rows:
 	PSTORE(Z8, Z9)
 	PSTORE(Z10, Z11)
 	PSTORE(Z12, Z13)

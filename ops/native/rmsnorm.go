@@ -59,17 +59,21 @@ var (
 func rmsNormUnit[T Float](a *rmsNormArgs[T], unit int) {
 	d := a.d
 	for i := unit * a.per; i < min((unit+1)*a.per, a.rows); i++ {
-		x, y := a.x[i*d:][:d], a.y[i*d:][:d]
-		r := T(1 / math.Sqrt(sumMul(x, x)/float64(d)+a.eps))
-		a.rstd[i] = r
-		if a.w != nil {
-			scaleMul(y, x, a.w, r)
-			continue
-		}
-		for j, v := range x {
-			y[j] = r * v
-		}
+		a.rstd[i] = rmsNormRow(a.y[i*d:][:d], a.x[i*d:][:d], a.w, a.eps)
 	}
+}
+
+// rmsNormRow is RMSNorm of one row.
+func rmsNormRow[T Float](y, x, w []T, eps float64) (r T) {
+	r = T(1 / math.Sqrt(sumMul(x, x)/float64(len(x))+eps))
+	if w != nil {
+		scaleMul(y, x, w, r)
+		return r
+	}
+	for j, v := range x {
+		y[j] = r * v
+	}
+	return r
 }
 
 func rmsNormGradUnit[T Float](a *rmsNormArgs[T], unit int) {
