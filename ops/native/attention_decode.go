@@ -15,6 +15,9 @@ const (
 	decodeShort = 64  // keys that are not cut
 	decodeBlock = 16  // keys that all heads take one after the other
 	decodeRows  = 4   // query heads of a key head that share what is read
+	decodeTurn  = 32  // scores of a row that the softmax takes at a time
+
+	decodeFetch = 12 << 10 // bytes that are fetched ahead, in whole blocks
 )
 
 // kvForm is how the keys or values that the assembly reads lie: as float32, or in
@@ -63,23 +66,31 @@ var (
 
 // attnDecodeUnit computes a part of a sequence of one query for all its heads. Parts
 // are joined as a tree: who comes second to a pair joins it, so that each worker
-// joins what it has computed and the last one has one state of another's to read.
+// joins what it has computed and the last one has one state of another's to read. It
+// writes to its own part, whose lines its core has.
 func attnDecodeUnit[T Float](f *attnForward[T], seat, unit int) {
 	s, split := f.seq(unit/f.splits), unit%f.splits
 	n := f.cut(s)
 	if n == 1 || split >= n || !f.decodes(s) {
 		return
 	}
-	f.decode(s, split, n, f.scratch[seat*f.seat:][:f.seat])
-	come := f.come[s.b*f.splits*cacheLine/4:]
+	p := f.scratch[seat*f.seat:][:f.seat]
+	f.decode(s, split, n, p)
+	mine := split // the part whose state is that of all joined so far
 	for wide := 1; wide < n; wide *= 2 {
-		split -= split % (2 * wide)
-		if atomic.AddInt32(&come[(split+wide)*cacheLine/4], 1) == 1 {
+		side := split / wide & 1
+		split -= side * wide
+		pair := f.come[(s.b*f.splits+split+wide)*cacheLine/4:][:3]
+		pair[1+side] = int32(mine)
+		if atomic.AddInt32(&pair[0], 1) == 1 {
 			return
 		}
-		f.joinPair(s.b, split, split+wide)
+		if 2*wide == n {
+			fetchToWrite(unsafe.Pointer(&f.out[s.q0*f.hq*f.dv]), f.hq*f.dv*int(unsafe.Sizeof(f.out[0])))
+		}
+		f.joinPair(s.b, mine, int(pair[2-side]), p)
 	}
-	o, m, l := f.part(s.b, 0)
+	o, m, l := f.part(s.b, mine)
 	for head := range f.hq {
 		row := head/f.g*f.splitRows + head%f.g
 		f.finishRow(s, head, 0, m[row], l[row], o[row*f.dv:][:f.dv], l[row] != -1)
@@ -90,110 +101,195 @@ func attnDecodeUnit[T Float](f *attnForward[T], seat, unit int) {
 const cacheLine = 64
 
 // joinPair makes the state of a part of sequence b that of its keys and another
-// part's.
-func (f *attnForward[T]) joinPair(b, to, from int) {
+// part's; p is scratch. All rows of a part see its keys, or none does.
+func (f *attnForward[T]) joinPair(b, to, from int, p []T) {
 	o, m, l := f.part(b, to)
 	o2, m2, l2 := f.part(b, from)
 	fetchLines(unsafe.Pointer(&o2[0]), f.partSize()*int(unsafe.Sizeof(o2[0])))
-	for hk := range f.hkv {
-		for row := hk * f.splitRows; row < hk*f.splitRows+f.g; row++ {
-			x, y := o[row*f.dv:][:f.dv], o2[row*f.dv:][:f.dv]
-			switch {
-			case l2[row] == -1:
-			case l[row] == -1:
-				copy(x, y)
-				m[row], l[row] = m2[row], l2[row]
-			default:
-				top := max(m[row], m2[row])
-				base := top
-				if math.IsInf(float64(top), -1) {
-					base = 0
-				}
-				wx, wy := expOf(m[row]-base), expOf(m2[row]-base)
-				scale(x, wx)
-				axpy(x, wy, y)
-				m[row], l[row] = top, wx*l[row]+wy*l2[row]
-			}
+	switch {
+	case l2[0] == -1:
+		return
+	case l[0] == -1:
+		copy(o, o2)
+		copy(m, m2)
+		copy(l, l2)
+		return
+	}
+	w := p[:2*f.hq]
+	for head := range f.hq {
+		row := head/f.g*f.splitRows + head%f.g
+		top := max(m[row], m2[row])
+		base := top
+		if math.IsInf(float64(top), -1) {
+			base = 0
 		}
+		w[head], w[f.hq+head], m[row] = m[row]-base, m2[row]-base, top
+	}
+	expSlice(w, w)
+	for head := range f.hq {
+		row := head/f.g*f.splitRows + head%f.g
+		l[row] = w[head]*l[row] + w[f.hq+head]*l2[row]
+	}
+	for hk := range f.hkv {
+		at := hk * f.splitRows * f.dv
+		attnJoin(f32p(o[at:]), f32p(o2[at:]), f32p(w[hk*f.g:]), f32p(w[f.hq+hk*f.g:]), f.g, f.dv)
 	}
 }
 
-// decodeSeat is the size of what decode takes of scratch: scores of the longest
-// part, of which four are written at a time, and a block of keys or values that
-// must be widened first.
+// decodeRow is the most scores of a row: those of the longest part, of which four
+// are written at a time.
+const decodeRow = attnSplitKeys + decodeTurn
+
+// decodeSeat is the size of what decode takes of scratch: rows of scores, in pairs,
+// what the softmax says of each, and a block of keys or values that must be widened
+// first.
 func (f *attnForward[T]) decodeSeat() int {
-	n := f.hq * (attnSplitKeys + decodeBlock)
+	n := (f.hq + 1) * (decodeRow + 4)
 	if p, _ := f.kv.k.where(0); p == nil {
 		n += decodeBlock * f.hkv * max(f.d, f.dv)
 	}
 	return ceilDiv(n, 16) * 16 // whole cache lines
 }
 
+// decodeTile are the arguments of the products of a block of keys or values with
+// the rows of all heads; strides are in bytes. The offsets are known to the
+// assembly, which changes the arguments.
+type decodeTile struct {
+	p          *float32       // 0: scores of the first head and key
+	ldp, headp int            // 8, 16: from row to row, from head to head
+	x          *float32       // 24: queries, or sums of values
+	headx      int            // 32: from head to head
+	kv         unsafe.Pointer // 40: keys or values
+	ldkv       int            // 48: from token to token
+	ahead      unsafe.Pointer // 56: memory to fetch meanwhile, as much as is read
+	heads      int            // 64
+	rows       int            // 72: of a head, at most decodeRows
+	keys, d    int            // 80, 88
+	scale      float32        // 96
+	more       bool           // 100: sums go on
+}
+
+// on sets what the assembly has changed.
+func (t *decodeTile) on(p, x *float32, kv, ahead unsafe.Pointer, heads int) {
+	t.p, t.x, t.kv, t.ahead, t.heads = p, x, kv, ahead, heads
+}
+
+// kvRun are keys that are read in blocks of those that follow each other.
+type kvRun struct {
+	j, to    int // keys to come
+	at, left int // those of them that follow each other
+}
+
+// block takes at most decodeBlock keys that follow each other, from at on.
+func (kv *kvSource[T]) block(s attnSeq, r *kvRun) (at, n int) {
+	if r.left == 0 {
+		r.at, r.left = s.k0+r.j, r.to-r.j
+		if kv.pages.PageSize > 0 && r.left > 0 {
+			r.at, r.left = kv.pages.run(s.b, r.j, r.left)
+		}
+	}
+	at, n = r.at, min(r.left, decodeBlock)
+	r.at, r.left, r.j = r.at+n, r.left-n, r.j+n
+	return at, n
+}
+
+// decodeAhead goes over the blocks of the keys of a part, of its values, and of the
+// keys of the next one, which the same worker computes most often.
+type decodeAhead[T Float] struct {
+	kv       *kvSource[T]
+	s        attnSeq
+	from, to int            // the part
+	stage    int            // of those three
+	x        *kvRows[T]     // whose blocks they are
+	run      kvRun          // those to come
+	at       unsafe.Pointer // where the last block lies
+}
+
+// next returns where the next block lies, the last one where there is none, or nil
+// where what is read must be widened first.
+func (a *decodeAhead[T]) next() unsafe.Pointer {
+	if a.run.j == a.run.to {
+		switch a.stage++; a.stage {
+		case 1:
+			a.x, a.run = &a.kv.v, kvRun{j: a.from, to: a.to}
+		case 2:
+			a.x, a.run = &a.kv.k, kvRun{j: a.to, to: min(a.to+attnSplitKeys, a.s.lk)}
+		}
+	}
+	if at, n := a.kv.block(a.s, &a.run); n > 0 {
+		a.at, _ = a.x.where(at)
+	}
+	return a.at
+}
+
 // decode computes a part of n of a sequence of one query for all its heads. The
-// bits do not depend on where the keys lie.
+// bits do not depend on where the keys lie. Memory is fetched in the order in which
+// it lies: the keys of one head lie apart, and the processor fetches no such rows.
 func (f *attnForward[T]) decode(s attnSeq, split, n int, p []T) {
 	lo, hi := f.span(s, 0)
 	blocks := ceilDiv(s.lk, decodeBlock)
 	from, to := max(split*blocks/n*decodeBlock, lo), min((split+1)*blocks/n*decodeBlock, hi)
-	n = max(to-from, 0)
-	ldp := ceilDiv(n+3, 16) * 16 // four scores are written at a time
-	wide := p[f.hq*ldp:]
-	for j := from; j < to; {
-		at, there := f.kv.decodeRun(s, j, to)
-		k, form := f.kv.k.block(at, there, wide)
-		ahead := f.ahead(&f.kv.k, s, j+there)
-		if j+there == to { // then the values
-			ahead = f.ahead(&f.kv.v, s, from)
-		}
-		for hk := range f.hkv {
-			for r := 0; r < f.g; r += decodeRows {
-				f.scores(p[(hk*f.g+r)*ldp+j-from:], ldp, s, hk, r, unsafe.Add(k, hk*f.d*form.size()), form, there, ahead+uintptr(hk*there*f.d*form.size()))
-			}
-		}
-		j += there
-	}
 	o, m, l := f.part(s.b, split)
-	for hk := range f.hkv {
-		clear(o[hk*f.splitRows*f.dv:][:f.g*f.dv])
-		for r := range f.g {
-			row := hk*f.splitRows + r
-			if n == 0 {
-				l[row] = -1
-				continue
-			}
-			scores := p[(hk*f.g+r)*ldp:][:n]
-			capScores(scores, f.softcap)
-			m[row] = maxOf(scores)
-			base := m[row]
-			if math.IsInf(float64(base), -1) {
-				base = 0 // every score is -Inf: exp keeps them 0
-			}
-			l[row] = T(expSubSum(scores, scores, base))
+	if n = to - from; n <= 0 {
+		clear(o)
+		fill(l, -1)
+		return
+	}
+	fetchToWrite(unsafe.Pointer(&o[0]), f.partSize()*int(unsafe.Sizeof(o[0])))
+	ahead := decodeAhead[T]{kv: &f.kv, s: s, from: from, to: to, x: &f.kv.k, run: kvRun{j: from, to: to}}
+	if k, form := f.kv.k.where(0); k != nil {
+		size := decodeBlock * f.hkv * f.d * form.size()
+		for range max(1, decodeFetch/size) {
+			fetchLines(ahead.next(), min(size, decodeFetch))
 		}
 	}
-	for j := from; j < to; {
-		at, there := f.kv.decodeRun(s, j, to)
-		v, form := f.kv.v.block(at, there, wide)
-		ahead := f.ahead(&f.kv.v, s, j+there)
-		if j+there == to { // then the keys of the next part
-			ahead = f.ahead(&f.kv.k, s, to)
-		}
-		for hk := range f.hkv {
-			for r := 0; r < f.g; r += decodeRows {
-				attnValues(form, f32p(o[(hk*f.splitRows+r)*f.dv:]), f.dv*4, f32p(p[(hk*f.g+r)*ldp+j-from:]), ldp*4,
-					unsafe.Add(v, hk*f.dv*form.size()), f.hkv*f.dv*form.size(), ahead+uintptr(hk*there*f.dv*form.size()), min(decodeRows, f.g-r), there, f.dv)
+	ldp, rows := ceilDiv(n+3, decodeTurn)*decodeTurn, ceilDiv(f.hq, 2)*2
+	tops, bases := p[rows*ldp:][:rows], p[rows*(ldp+1):][:rows]
+	sums, wide := unsafe.Slice((*float64)(unsafe.Pointer(&p[rows*(ldp+2)])), rows), p[rows*(ldp+4):]
+	var t decodeTile
+	t.ldp, t.headp, t.headx, t.d, t.scale = ldp*4, f.g*ldp*4, f.g*f.d*4, f.d, float32(f.scale)
+	for run := (kvRun{j: from, to: to}); run.j < to; {
+		j := run.j - from
+		at, there := f.kv.block(s, &run)
+		k, form := f.kv.k.rows(at, there, wide)
+		fetch, ldk := ahead.next(), f.hkv*f.d*form.size()
+		for r := 0; r < f.g; r += decodeRows {
+			t.rows = min(decodeRows, f.g-r)
+			q := f32p(f.q[(s.q0*f.hq+r)*f.d:])
+			if four := there &^ 3; four > 0 {
+				t.ldkv, t.keys = ldk, four
+				t.on(f32p(p[r*ldp+j:]), q, k, fetch, f.hkv)
+				t.scores(form)
+			}
+			for i := there &^ 3; i < there; i++ { // one by one, each as four of its kind
+				t.ldkv, t.keys = 0, 4
+				t.on(f32p(p[r*ldp+j+i:]), q, unsafe.Add(k, i*ldk), fetch, f.hkv)
+				t.scores(form)
 			}
 		}
-		j += there
 	}
-}
-
-// ahead is where the block of x from key j on lies, or the last key where there is
-// none; nowhere if x is widened first.
-func (f *attnForward[T]) ahead(x *kvRows[T], s attnSeq, j int) uintptr {
-	at, _ := f.kv.decodeRun(s, min(j, s.lk-1), s.lk)
-	p, _ := x.where(at)
-	return uintptr(p)
+	for head := 0; head < f.hq && f.softcap > 0; head++ {
+		capScores(p[head*ldp:][:n], f.softcap)
+	}
+	attnSoftmax(f32p(p), ldp*4, rows, n, f32p(tops), f32p(bases), &sums[0])
+	for head := range f.hq {
+		row := head/f.g*f.splitRows + head%f.g
+		m[row], l[row] = tops[head], T(sums[head])
+	}
+	t.headx, t.d, t.more = f.splitRows*f.dv*4, f.dv, false
+	for run := (kvRun{j: from, to: to}); run.j < to; {
+		j := run.j - from
+		at, there := f.kv.block(s, &run)
+		v, form := f.kv.v.rows(at, there, wide)
+		fetch := ahead.next()
+		t.ldkv, t.keys = f.hkv*f.dv*form.size(), there
+		for r := 0; r < f.g; r += decodeRows {
+			t.rows = min(decodeRows, f.g-r)
+			t.on(f32p(p[r*ldp+j:]), f32p(o[r*f.dv:]), v, fetch, f.hkv)
+			t.values(form)
+		}
+		t.more = true
+	}
 }
 
 // where is the memory of the rows of a token and their form, nil where they must
@@ -211,9 +307,9 @@ func (s *kvRows[T]) where(token int) (unsafe.Pointer, kvForm) {
 	return unsafe.Pointer(&s.full[at]), kvF32
 }
 
-// block is the rows of all heads of n tokens that follow each other from at on:
+// rows is the rows of all heads of n tokens that follow each other from at on:
 // where they lie, or widened into buf.
-func (s *kvRows[T]) block(at, n int, buf []T) (unsafe.Pointer, kvForm) {
+func (s *kvRows[T]) rows(at, n int, buf []T) (unsafe.Pointer, kvForm) {
 	if p, form := s.where(at); p != nil {
 		return p, form
 	}
@@ -223,28 +319,4 @@ func (s *kvRows[T]) block(at, n int, buf []T) (unsafe.Pointer, kvForm) {
 		}
 	}
 	return unsafe.Pointer(&buf[0]), kvF32
-}
-
-// decodeRun is where key j lies, and how many of decodeBlock from there on, up to
-// key to, follow each other.
-func (kv *kvSource[T]) decodeRun(s attnSeq, j, to int) (at, there int) {
-	n := min(to-j, decodeBlock)
-	if kv.pages.PageSize > 0 {
-		return kv.pages.run(s.b, j, n)
-	}
-	return s.k0 + j, n
-}
-
-// scores fills p with those of at most decodeRows heads, from head r of key head
-// hk on, with n keys, the row of hk of the first of which is k. What is not a
-// multiple of 4 goes one by one, each as four of its kind.
-func (f *attnForward[T]) scores(p []T, ldp int, s attnSeq, hk, r int, k unsafe.Pointer, form kvForm, n int, ahead uintptr) {
-	q := f32p(f.q[(s.q0*f.hq+hk*f.g+r)*f.d:])
-	rows, scale, four, ldk := min(decodeRows, f.g-r), float32(f.scale), n&^3, f.hkv*f.d*form.size()
-	if four > 0 {
-		attnScores(form, f32p(p), ldp*4, q, k, ldk, ahead, rows, four, f.d, scale)
-	}
-	for i := four; i < n; i++ {
-		attnScores(form, f32p(p[i:]), ldp*4, q, unsafe.Add(k, i*ldk), 0, ahead, rows, 4, f.d, scale)
-	}
 }

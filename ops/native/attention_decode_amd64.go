@@ -7,43 +7,52 @@ import "unsafe"
 // This file binds attention_decode_amd64.s.
 
 //go:noescape
-func attnScoresF32(p *float32, ldp int, q *float32, k unsafe.Pointer, ldk int, ahead uintptr, rows, keys, d int, scale float32)
+func attnScoresF32(t *decodeTile)
 
 //go:noescape
-func attnValuesF32(o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv int, ahead uintptr, rows, keys, d int)
+func attnValuesF32(t *decodeTile)
 
 //go:noescape
-func attnScoresBF16(p *float32, ldp int, q *float32, k unsafe.Pointer, ldk int, ahead uintptr, rows, keys, d int, scale float32)
+func attnScoresBF16(t *decodeTile)
 
 //go:noescape
-func attnValuesBF16(o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv int, ahead uintptr, rows, keys, d int)
+func attnValuesBF16(t *decodeTile)
 
 //go:noescape
-func attnScoresF16(p *float32, ldp int, q *float32, k unsafe.Pointer, ldk int, ahead uintptr, rows, keys, d int, scale float32)
+func attnScoresF16(t *decodeTile)
 
 //go:noescape
-func attnValuesF16(o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv int, ahead uintptr, rows, keys, d int)
+func attnValuesF16(t *decodeTile)
 
-// attnScores runs the product with keys that lie in form.
-func attnScores(form kvForm, p *float32, ldp int, q *float32, k unsafe.Pointer, ldk int, ahead uintptr, rows, keys, d int, scale float32) {
+//go:noescape
+func attnSoftmax(p *float32, ldp, rows, n int, tops, bases *float32, sums *float64)
+
+//go:noescape
+func attnJoin(x, y, wx, wy *float32, rows, d int)
+
+//go:noescape
+func fetchToWrite(p unsafe.Pointer, n int)
+
+// scores runs the product with keys that lie in form.
+func (t *decodeTile) scores(form kvForm) {
 	switch form {
 	case kvBF16:
-		attnScoresBF16(p, ldp, q, k, ldk, ahead, rows, keys, d, scale)
+		attnScoresBF16(t)
 	case kvF16:
-		attnScoresF16(p, ldp, q, k, ldk, ahead, rows, keys, d, scale)
+		attnScoresF16(t)
 	default:
-		attnScoresF32(p, ldp, q, k, ldk, ahead, rows, keys, d, scale)
+		attnScoresF32(t)
 	}
 }
 
-// attnValues runs the product with values that lie in form.
-func attnValues(form kvForm, o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv int, ahead uintptr, rows, keys, d int) {
+// values runs the product with values that lie in form.
+func (t *decodeTile) values(form kvForm) {
 	switch form {
 	case kvBF16:
-		attnValuesBF16(o, ldo, p, ldp, v, ldv, ahead, rows, keys, d)
+		attnValuesBF16(t)
 	case kvF16:
-		attnValuesF16(o, ldo, p, ldp, v, ldv, ahead, rows, keys, d)
+		attnValuesF16(t)
 	default:
-		attnValuesF32(o, ldo, p, ldp, v, ldv, ahead, rows, keys, d)
+		attnValuesF32(t)
 	}
 }

@@ -1,4 +1,5 @@
-// The steps of the two bodies that attention_decode_amd64.s includes.
+// The steps of the two bodies that attention_decode_amd64.s includes. R15 is at the
+// arguments, a decodeTile.
 
 // DOT adds 16 of d of a query, at q, to its sums with four keys.
 #define DOT(q, c0, c1, c2, c3) \
@@ -28,18 +29,41 @@
 	VMOVUPS       X22, (DI)      \
 	ADDQ          R8, DI
 
-// EACHROW takes a step with the sums of each of n rows, then there is the label.
-#define EACHROW(n, STEP, end) \
+// EACHROW takes a step with the sums of each of R14 rows, then there is the label.
+#define EACHROW(STEP, end) \
 	STEP(Z0, Z1, Z2, Z3)   \
-	CMPQ n, $2             \
+	CMPQ R14, $2           \
 	JL   end               \
 	STEP(Z4, Z5, Z6, Z7)   \
-	CMPQ n, $3             \
+	CMPQ R14, $3           \
 	JL   end               \
 	STEP(Z8, Z9, Z10, Z11) \
-	CMPQ n, $4             \
+	CMPQ R14, $4           \
 	JL   end               \
 	STEP(Z12, Z13, Z14, Z15)
+
+// CLEARED clears the sums of all rows.
+#define CLEARED \
+	ZERO(Z0, Z1)   \
+	ZERO(Z2, Z3)   \
+	ZERO(Z4, Z5)   \
+	ZERO(Z6, Z7)   \
+	ZERO(Z8, Z9)   \
+	ZERO(Z10, Z11) \
+	ZERO(Z12, Z13) \
+	ZERO(Z14, Z15)
+
+// NEXTHEAD goes on to the next head, with r to change, or jumps to the label.
+#define NEXTHEAD(r, end) \
+	DECQ  64(R15)    \
+	JZ    end        \
+	MOVQ  16(R15), r \
+	ADDQ  r, 0(R15)  \
+	MOVQ  32(R15), r \
+	ADDQ  r, 24(R15) \
+	MOVQ  88(R15), r \
+	IMULQ $SIZE, r   \
+	ADDQ  r, 40(R15)
 
 // ROW adds a value times the probability at p to the sums of a row.
 #define ROW(p, c0, c1, c2, c3) \
@@ -62,3 +86,18 @@
 	VMOVUPS c2, 128(DI) \
 	VMOVUPS c3, 192(DI) \
 	ADDQ R8, DI
+
+// TOP stores the largest lane of z, and as base the same, or 0 for -Inf, at off.
+#define TOP(z, y, x, yt, xt, off) \
+	VEXTRACTF64X4 $1, z, yt       \
+	VMAXPS        yt, y, y        \
+	VEXTRACTF32X4 $1, y, xt       \
+	VMAXPS        xt, x, x        \
+	VPERMILPS     $0x4e, x, xt    \
+	VMAXPS        xt, x, x        \
+	VPERMILPS     $0xb1, x, xt    \
+	VMAXPS        xt, x, x        \
+	VMOVSS        x, off(R12)     \
+	VCMPPS        $4, C_NEGINF, x, K5 \
+	VMOVAPS.Z     x, K5, x        \
+	VMOVSS        x, off(R8)

@@ -6,8 +6,12 @@ import "unsafe"
 
 // This file stands in for attention_decode_amd64.s; its caller asks decodes first.
 
-func attnScores(form kvForm, p *float32, ldp int, q *float32, k unsafe.Pointer, ldk int, ahead uintptr, rows, keys, d int, scale float32) {
-}
+func (t *decodeTile) scores(form kvForm) {}
 
-func attnValues(form kvForm, o *float32, ldo int, p *float32, ldp int, v unsafe.Pointer, ldv int, ahead uintptr, rows, keys, d int) {
-}
+func (t *decodeTile) values(form kvForm) {}
+
+func attnSoftmax(p *float32, ldp, rows, n int, tops, bases *float32, sums *float64) {}
+
+func attnJoin(x, y, wx, wy *float32, rows, d int) {}
+
+func fetchToWrite(p unsafe.Pointer, n int) {}

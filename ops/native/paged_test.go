@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/seafan/seafan/ops/optest"
@@ -121,6 +122,7 @@ func pagedCases() map[string]pagedCase {
 	add("long caches, window, sinks", a, 1, []int32{1, 40, 1}, []int32{1300, 1025, 2})
 	// One token of heads that decode takes, beside requests that it does not.
 	add("decode, heads of 64", heads(9, 3, 64, 64), 16, []int32{1, 1, 1, 2, 1, 1}, []int32{65, 600, 1101, 300, 64, 3})
+	add("decode, groups of 7", heads(14, 2, 64, 64), 4, []int32{1, 1}, []int32{601, 70})
 	add("decode, pages of 1", heads(5, 1, 32, 128), 1, []int32{1, 1}, []int32{1050, 67})
 	a = heads(4, 1, 16, 64)
 	a.Window, a.Softcap, a.Sinks = 90, 3, []float64{0, 1, 2, -1}
@@ -425,16 +427,51 @@ func TestIndptrAndLengthErrors(t *testing.T) {
 
 func TestPagedAttentionIsBitEqualForAnyWorkers(t *testing.T) {
 	defer SetWorkers(0)
-	c := pagedCases()["long caches"]
-	SetWorkers(1)
-	want := pagedArgsOf[float32](c)
-	PagedAttention(want)
-	for _, w := range []int{2, 7} {
-		SetWorkers(w)
-		got := pagedArgsOf[float32](c)
-		PagedAttention(got)
-		require.Equal(t, want.Out, got.Out)
-		require.Equal(t, want.LSE, got.LSE)
+	cases := pagedCases()
+	for _, name := range []string{"long caches", "decode, heads of 64", "decode, groups of 7", "decode, window, softcap, sinks"} {
+		SetWorkers(1)
+		want := pagedArgsOf[float32](cases[name])
+		PagedAttention(want)
+		for _, w := range []int{2, 7} {
+			SetWorkers(w)
+			got := pagedArgsOf[float32](cases[name])
+			PagedAttention(got)
+			require.Equal(t, want.Out, got.Out, name)
+			require.Equal(t, want.LSE, got.LSE, name)
+		}
+	}
+}
+
+// The softmax of two rows at a time has the bits of one row after the other, and
+// zeros behind a row.
+func TestDecodeSoftmax(t *testing.T) {
+	if gemmKernel < avx512Kernel {
+		t.Skip("it is in AVX-512")
+	}
+	inf := float32(math.Inf(1))
+	const rows, ldp = 4, 160
+	for n := 1; n <= 150; n++ {
+		p := optest.GuardCopy(optest.Cast[float32](optest.Normals(fmt.Sprint("scores ", n), rows*ldp, 9)))
+		x := p.Data
+		x[0], x[ldp+n-1] = -inf, -inf
+		fill(x[3*ldp:], -inf)
+		want := slices.Clone(x)
+		tops, bases, sums := make([]float32, rows), make([]float32, rows), make([]float64, rows)
+		attnSoftmax(&x[0], ldp*4, rows, n, &tops[0], &bases[0], &sums[0])
+		optest.CheckGuards(t, "scores", p)
+		for r := range rows {
+			row, top := want[r*ldp:][:n], slices.Max(want[r*ldp:][:n])
+			base := top
+			if top == -inf {
+				base = 0
+			}
+			sum := expSubSum(row, row, base)
+			require.Equal(t, row, x[r*ldp:][:n], "%d scores, row %d", n, r)
+			require.Equal(t, []any{top, sum}, []any{tops[r], sums[r]}, "%d scores, row %d", n, r)
+			for _, v := range x[r*ldp+n : r*ldp+ceilDiv(n, decodeTurn)*decodeTurn] {
+				require.Zero(t, v)
+			}
+		}
 	}
 }
 
