@@ -49,6 +49,7 @@ var architectures = map[string]*architecture{
 	"gemma3_text": &gemma3,
 	"glm":         &glm,
 	"glm4":        &glm4,
+	"gpt_oss":     &gptOSS,
 	"granite":     &granite,
 	"ministral":   &ministral,
 	"ministral3":  &ministral3,

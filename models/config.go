@@ -49,6 +49,7 @@ type Config struct {
 	LocalTheta float64 // base of the rotation of layers with the window, without scaling; 0: as the others
 	RotaryDim  int     // numbers at the front of a head that turn; 0: all
 	Scale      float64 // of the scores; 0: 1/sqrt(HeadDim)
+	Sinks      bool    // the softmax of each head has a logit more that no key has
 	Growth     float64 // queries at position p are multiplied by 1 + Growth log(1 + floor(p/GrowthSpan))
 	GrowthSpan int     // 1 or more with Growth, else 0
 	ScoreCap   float64 // scores stay softly within it; 0: no bound
@@ -277,7 +278,7 @@ func (c Config) Check() error {
 		return fmt.Errorf("%s must have Delta and Latent", kimiType)
 	case architectures[c.Type] == &deepseek3 && (c.Latent == nil || c.Experts == nil):
 		return fmt.Errorf("%s must have Latent and Experts", c.Type)
-	case slices.Contains([]*architecture{&qwen2Moe, &qwen3Moe, &mixtral}, architectures[c.Type]) && c.Experts == nil:
+	case slices.Contains([]*architecture{&gptOSS, &qwen2Moe, &qwen3Moe, &mixtral}, architectures[c.Type]) && c.Experts == nil:
 		return fmt.Errorf("%s must have Experts", c.Type)
 	}
 	if c.Delta != nil {
@@ -382,7 +383,7 @@ func (c *Config) lost(back *Config) string {
 		{"EmbedScale", orOne(c.EmbedScale), orOne(back.EmbedScale)}, {"ResidualScale", orOne(c.ResidualScale), orOne(back.ResidualScale)},
 		{"LogitDivisor", orOne(c.LogitDivisor), orOne(back.LogitDivisor)}, {"ScoreCap", float32(c.ScoreCap), float32(back.ScoreCap)},
 		{"RotaryDim", c.RotaryDim % c.HeadDim, back.RotaryDim % c.HeadDim},
-		{"Growth", c.Growth, back.Growth}, {"GrowthSpan", c.GrowthSpan, back.GrowthSpan},
+		{"Sinks", c.Sinks, back.Sinks}, {"Growth", c.Growth, back.Growth}, {"GrowthSpan", c.GrowthSpan, back.GrowthSpan},
 		{"LocalTheta", c.LocalTheta, back.LocalTheta}, {"Scale", float32(c.scale()), float32(back.scale())},
 		{"Experts", value(c.Experts.spelt()), value(back.Experts.spelt())}, {"Latent", value(c.Latent), value(back.Latent)}, {"Delta", value(c.Delta), value(back.Delta)},
 	} {

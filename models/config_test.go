@@ -37,7 +37,7 @@ func parse(t testing.TB, c map[string]any) (models.Config, error) {
 // TestR02_BothSpellingsOfRope reads the settings of the rotation as published
 // checkpoints have them and as transformers writes them now.
 func TestR02_BothSpellingsOfRope(t *testing.T) {
-	for _, name := range []string{"llama3", "llama_untied_bias", "gemma3", "glm4"} {
+	for _, name := range []string{"llama3", "llama_untied_bias", "gemma3", "glm4", "gpt_oss"} {
 		want, err := parse(t, config(t, name))
 		require.NoError(t, err)
 		for _, key := range []string{"type", "rope_type"} {
@@ -100,7 +100,7 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		value    any
 		want     string
 	}{
-		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, glm, glm4, granite, kimi_linear, llama, ministral, ministral3, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3)`},
+		{"llama3", "model_type", "rwkv", `model_type "rwkv" is not supported (supported: deepseek_v3, gemma, gemma2, gemma3_text, glm, glm4, gpt_oss, granite, kimi_linear, llama, ministral, ministral3, mistral, mixtral, olmo2, olmo3, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3)`},
 		{"llama3", "hidden_act", "relu", `hidden_act "relu" is not supported for llama (supported: silu)`},
 		{"llama3", "pretraining_tp", 2, "pretraining_tp 2 is not supported (supported: 1)"},
 		{"llama3", "quantization_config", map[string]any{"quant_method": "gptq"}, `quantization_config: quant_method "gptq" is not supported (supported: fp8, fbgemm_fp8, compressed-tensors)`},
@@ -131,6 +131,9 @@ func TestConfigNamesWhatItRefuses(t *testing.T) {
 		{"deepseek_v3", "kv_lora_rank", -1, "kv_lora_rank must be 1 to 2^20, got -1"},
 		{"gemma", "use_bidirectional_attention", true, "use_bidirectional_attention true is not supported"},
 		{"gemma2", "attn_logit_softcapping", -1.0, "attn_logit_softcapping must be above 0, or null, got -1"},
+		{"gpt_oss", "swiglu_limit", 0.0, "swiglu_limit must be above 0, got 0"},
+		{"gpt_oss", "num_experts_per_tok", 5, "router: top-k must be from 1 to the number of experts, got top-k 5 of 4 experts"},
+		{"qwen3_moe", "quantization_config", map[string]any{"quant_method": "mxfp4"}, `quantization_config: quant_method "mxfp4" is not supported (supported: fp8, fbgemm_fp8, compressed-tensors)`},
 		{"granite", "residual_multiplier", 0.0, "residual_multiplier must be above 0, got 0"},
 		{"olmo3", "rope_parameters", map[string]any{"sliding_attention": map[string]any{"rope_type": "yarn"}}, `rope_parameters of sliding_attention: rope_type "yarn" is not supported (supported: default)`},
 		{"phi3", "rope_parameters", map[string]any{"partial_rotary_factor": 1.5}, "partial_rotary_factor must leave 1 to head_dim 6 numbers to turn, got 1.5"},
@@ -336,7 +339,7 @@ func TestAConfigThatItsFileCannotSayIsNotWritten(t *testing.T) {
 		"EmbedScale 2: it would read as 1":               func(c *models.Config) { c.EmbedScale = 2 },
 		"ResidualScale 2: it would read as 1":            func(c *models.Config) { c.ResidualScale = 2 },
 		"LogitDivisor 2: it would read as 1":             func(c *models.Config) { c.LogitDivisor = 2 },
-		"Experts {Router:{Experts:2 TopK:1 Groups:0 KeepGroups:0 Sigmoid:false Renormalize:false Scale:1} FFN:8 Shared:0 Gated:false Bias:false Dense:[false false]}: it would read as <nil>": func(c *models.Config) {
+		"Experts {Router:{Experts:2 TopK:1 Groups:0 KeepGroups:0 Sigmoid:false Renormalize:false Scale:1} FFN:8 Shared:0 Gated:false Clamp:{Alpha:0 Limit:0} Bias:false Dense:[false false]}: it would read as <nil>": func(c *models.Config) {
 			c.Experts = &models.Experts{FFN: 8, Dense: make([]bool, 2), Router: ops.Router{Experts: 2, TopK: 1}}
 		},
 	} {

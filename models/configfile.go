@@ -67,6 +67,8 @@ type file struct {
 	RoutedExperts int     `json:"n_routed_experts,omitempty"`
 	SharedExperts *int    `json:"n_shared_experts,omitempty"`
 	SharedFFN     int     `json:"shared_expert_intermediate_size,omitempty"`
+	UnitAlpha     decimal `json:"swiglu_alpha,omitempty"`
+	UnitLimit     decimal `json:"swiglu_limit,omitempty"`
 	TopK          *int    `json:"num_experts_per_tok,omitempty"`
 	NormTopK      *bool   `json:"norm_topk_prob,omitempty"`
 	RoutedScale   decimal `json:"routed_scaling_factor,omitempty"`
@@ -221,7 +223,7 @@ func (f *file) config() (Config, error) {
 		c.HeadDim = c.Hidden / c.Heads
 	}
 	if raw := f.Quantization; raw != nil && string(raw) != "null" {
-		if err := checkQuantization(raw); err != nil {
+		if err := checkQuantization(raw, f.ModelType); err != nil {
 			return c, err
 		}
 		var tight bytes.Buffer

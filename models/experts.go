@@ -5,6 +5,7 @@ package models
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -15,11 +16,12 @@ import (
 // Experts describes the mixture that stands in a layer for the gated unit.
 type Experts struct {
 	Router ops.Router
-	FFN    int    // width of one expert
-	Shared int    // width of the expert that every token has; 0: none
-	Gated  bool   // that expert is multiplied by the sigmoid of a gate of its own
-	Bias   bool   // the choice adds a bias to the scores, which is not trained
-	Dense  []bool // by layer: the gated unit and no mixture
+	FFN    int                  // width of one expert
+	Shared int                  // width of the expert that every token has; 0: none
+	Gated  bool                 // that expert is multiplied by the sigmoid of a gate of its own
+	Clamp  ops.ClampedExpertsOp // a Limit above 0: clamped units, and biases of the experts and the router
+	Bias   bool                 // the choice adds a bias to the scores, which is not trained
+	Dense  []bool               // by layer: the gated unit and no mixture
 }
 
 func (e *Experts) check(layers int) error {
@@ -32,6 +34,8 @@ func (e *Experts) check(layers int) error {
 		return errors.New("the width of a shared expert with a gate must be 1 or more, got 0")
 	case e.Router.Experts > 1<<16:
 		return fmt.Errorf("at most 65536 experts are supported, got %d", e.Router.Experts)
+	case math.IsNaN(e.Clamp.Alpha+e.Clamp.Limit) || math.IsInf(e.Clamp.Alpha+e.Clamp.Limit, 0) || e.Clamp.Limit < 0:
+		return fmt.Errorf("swiglu_alpha must be finite and swiglu_limit 0 (no clamp) or above, got %g and %g", e.Clamp.Alpha, e.Clamp.Limit)
 	case len(e.Dense) != layers:
 		return fmt.Errorf("Dense has %d entries, num_hidden_layers is %d", len(e.Dense), layers)
 	}
@@ -69,7 +73,11 @@ const choiceBias = "gate.e_score_correction_bias"
 
 func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node {
 	n, d := e.Router.Experts, l.c.Hidden
-	logits := ops.Linear(x, weight(s, "gate.weight", n, d))
+	router, clamped := "gate", e.Clamp.Limit > 0
+	if clamped {
+		router = "router"
+	}
+	logits := linear(s, router, x, n, clamped)
 	var bias *graph.Node
 	if e.Bias {
 		bias = s.Param(choiceBias, n)
@@ -80,8 +88,12 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 	ids, weights := ops.Route(logits, bias, e.Router)
 	s.Output(routerName(l.index), logits)
 	s.Output(choicesName(l.index), ids)
-	y := ops.Experts(x, weights, ids,
-		s.Param("experts.gate_proj.weight", n, e.FFN, d), s.Param("experts.up_proj.weight", n, e.FFN, d), s.Param("experts.down_proj.weight", n, d, e.FFN))
+	gate, up, down := s.Param("experts.gate_proj.weight", n, e.FFN, d), s.Param("experts.up_proj.weight", n, e.FFN, d), s.Param("experts.down_proj.weight", n, d, e.FFN)
+	if clamped {
+		return ops.ClampedExperts(x, weights, ids, gate, up, down,
+			s.Param("experts.gate_proj.bias", n, e.FFN), s.Param("experts.up_proj.bias", n, e.FFN), s.Param("experts.down_proj.bias", n, d), e.Clamp)
+	}
+	y := ops.Experts(x, weights, ids, gate, up, down)
 	switch {
 	case e.Gated:
 		z := l.gated(s.Scope("shared_expert"), x, e.Shared)

@@ -56,7 +56,11 @@ func (l *layer) attention(x *graph.Node) *graph.Node {
 
 // meet lets queries, keys and values meet and projects the result back.
 func (l *layer) meet(s *graph.Builder, lead []int, q, k, v *graph.Node) *graph.Node {
-	o := ops.Reshape(l.mix.Attention(l.index, q, k, v), append(slices.Clone(lead), l.c.Heads*l.c.HeadDim)...)
+	var sinks *graph.Node
+	if l.c.Sinks {
+		sinks = s.Param("sinks", l.c.Heads)
+	}
+	o := ops.Reshape(l.mix.Attention(l.index, q, k, v, sinks), append(slices.Clone(lead), l.c.Heads*l.c.HeadDim)...)
 	return l.drop.apply(linear(s, "o_proj", o, l.c.Hidden, l.c.OutputBias), fmt.Sprintf("attn.%d", l.index))
 }
 

@@ -59,6 +59,8 @@ func (s storage) ofMatrix(t *checkpoint.Tensor) dtype.DType {
 		return s.matrices
 	case t.DType() == dtype.BFloat16 || t.DType() == dtype.Float16:
 		return t.DType()
+	case t.DType() == dtype.UInt8 && t.Coding() == checkpoint.Plain: // blocks of MXFP4, whose values are bfloat16's
+		return dtype.BFloat16
 	}
 	return dtype.Float32
 }
@@ -227,6 +229,20 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			from[p.Name] = []*checkpoint.Tensor{t}
 			continue
 		}
+		if stack, ok := m.Config.ossStack(p.Name); ok {
+			parts, wants, ok := stack.find(s)
+			if !ok {
+				missing = append(missing, stack.name)
+				continue
+			}
+			for i, t := range parts {
+				if used[t.Name()] = true; !slices.Equal(t.Shape(), wants[i]) || t.DType() == dtype.UInt8 != (len(parts) == 2) {
+					shapes = append(shapes, fmt.Sprintf("%s is %s, the config says %s", t.Name(), graph.T(t.DType(), t.Shape()...), graph.Dims(wants[i])))
+				}
+			}
+			from[p.Name] = parts
+			continue
+		}
 		if len(names) > 1 {
 			want = want[1:]
 		}
@@ -278,7 +294,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		list []string
 	}{{"missing tensors", missing}, {"tensors that do not fit", shapes}, {"unexpected tensors", unexpected}} {
 		if x.list != nil {
-			return report, fmt.Errorf("%s: %s%s", x.what, strings.Join(x.list, ", "), s.foreign(unexpected))
+			return report, fmt.Errorf("%s: %s%s", x.what, strings.Join(slices.Compact(x.list), ", "), s.foreign(unexpected))
 		}
 	}
 	if err := s.kept.checkMemory(params, from); err != nil {
@@ -306,12 +322,17 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			}
 			kept = s.kept.ofStacks(all)
 		}
+		if strings.HasSuffix(want.Name, ".bias") { // ops read them wide
+			kept = dtype.Float32
+		}
 		p, err := m.params.Add(want.Name, graph.T(kept, want.Type.Shape...), false)
 		if err != nil {
 			return report, err
 		}
 		if fused, half := s.fusedExperts(want.Name); fused != nil {
 			err = readHalf(p, fused, half)
+		} else if stack, ok := m.Config.ossStack(want.Name); ok {
+			err = stack.read(p, parts)
 		} else if s.splitKV(want.Name) != nil {
 			err = m.readKV(p, parts)
 		} else if len(parts) > 1 {

@@ -174,7 +174,7 @@ func (m *Transformer) linears() ([]string, error) {
 	}
 	var list []string
 	for _, p := range plain.params.All() {
-		if module, ok := strings.CutSuffix(p.Name, ".weight"); ok && len(p.Type.Shape) == 2 && p.Name != tableName && !strings.HasSuffix(module, ".mlp.gate") {
+		if module, ok := strings.CutSuffix(p.Name, ".weight"); ok && len(p.Type.Shape) == 2 && p.Name != tableName && !strings.HasSuffix(module, ".mlp.gate") && !strings.HasSuffix(module, ".mlp.router") {
 			list = append(list, module)
 		}
 	}

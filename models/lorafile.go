@@ -208,7 +208,7 @@ func modelsOwn(name string) bool {
 
 // apart refuses weights that a PEFT folder cannot hold as one tensor of one layer.
 func (m *Transformer) apart(name string) error {
-	if len(m.OnDisk(name)) > 1 || m.Config.Tied && name == tableName {
+	if _, stack := mixtureOf(name); stack || m.Config.Tied && name == tableName {
 		return fmt.Errorf("%s cannot be trained beside adapters: a PEFT folder holds neither stacks of experts nor a table that is the head too; freeze it", name)
 	}
 	return nil

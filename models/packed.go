@@ -116,11 +116,12 @@ func (p *paged) append(name string, x *graph.Node) *graph.Node {
 	return ops.AppendPages(pool, x, p.slots)
 }
 
-func (p *paged) Attention(l int, q, k, v *graph.Node) *graph.Node {
-	r := p.layers[l]
+func (p *paged) Attention(l int, q, k, v, sinks *graph.Node) *graph.Node {
+	r, pages := p.layers[l], p.pages
+	pages.Sinks = sinks
 	q, k = r.turnQueries(q, p.pos), r.turn(k, p.pos)
 	kp, vp := p.append(fmt.Sprintf(PagePools+"%d.k", l), k), p.append(fmt.Sprintf(PagePools+"%d.v", l), v)
-	return ops.PagedAttention(q, kp, vp, p.pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
+	return ops.PagedAttention(q, kp, vp, pages, ops.PagedAttentionOp{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
 }
 
 // Latent keeps the latents in pages, one head of them, and lets the queries meet
@@ -131,7 +132,7 @@ func (p *paged) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *grap
 	r := p.layers[l]
 	if a.KVRank+a.Rope > ops.MaxPagedHeadDim || !absorbed(w, p.b.Float()) {
 		k, v := a.expand(q, latent, shared, w)
-		return p.Attention(l, q, k, v)
+		return p.Attention(l, q, k, v, nil)
 	}
 	q = r.turnQueries(q, p.pos)
 	if r.shared != nil {

@@ -21,13 +21,16 @@ import (
 // activations.
 var quantMethods = []string{"fp8", "fbgemm_fp8", "compressed-tensors"}
 
-func checkQuantization(raw json.RawMessage) error {
+func checkQuantization(raw json.RawMessage, kind string) error {
 	var q struct {
 		Method string `json:"quant_method"`
 		Format string `json:"format"`
 	}
 	if err := json.Unmarshal(raw, &q); err != nil {
 		return fmt.Errorf("quantization_config: %w", err)
+	}
+	if kind == "gpt_oss" && q.Method == "mxfp4" {
+		return nil
 	}
 	if !slices.Contains(quantMethods, q.Method) {
 		return fmt.Errorf("quantization_config: quant_method %q is not supported (supported: %s)", q.Method, strings.Join(quantMethods, ", "))

@@ -140,6 +140,12 @@ func (m *Transformer) tensors(as dtype.DType) iter.Seq[checkpoint.Entry] {
 			if stored == dtype.UInt8 {
 				stored = dtype.Float32 // blocks have no form in safetensors
 			}
+			if s, ok := m.Config.ossStack(p.Name); ok {
+				if s.half == 0 && !yield(m.ossEntry(s, p, stored)) {
+					return
+				}
+				continue
+			}
 			names := m.Config.onDisk(p.Name)
 			if len(names) == 1 && stored == p.Type.DType {
 				if !yield(entry(names[0], p.Tensor())) {

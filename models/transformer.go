@@ -236,8 +236,9 @@ func (r reach) turnBy(table *ops.RotaryTable, x, pos *graph.Node) *graph.Node {
 // training, through a cache in generation.
 type Mixer interface {
 	// Attention gives out of q [...,Heads,HeadDim] and k and v
-	// [...,KVHeads,HeadDim], all before the rotation.
-	Attention(layer int, q, k, v *graph.Node) *graph.Node
+	// [...,KVHeads,HeadDim], all before the rotation; sinks [Heads] are logits
+	// that join the softmax of each head, or nil.
+	Attention(layer int, q, k, v, sinks *graph.Node) *graph.Node
 
 	// Latent is Attention with keys and values that w, kv_b_proj, makes of the
 	// latents [...,KVRank] and of the part of keys that heads share [...,Rope].
@@ -254,14 +255,14 @@ type Mixer interface {
 // dense mixes whole sequences [B,T,...] at positions 0..T-1.
 type dense struct{ layers []reach }
 
-func (d dense) Attention(l int, q, k, v *graph.Node) *graph.Node {
+func (d dense) Attention(l int, q, k, v, sinks *graph.Node) *graph.Node {
 	r := d.layers[l]
-	return ops.Attention(r.turnQueries(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap})
+	return ops.Attention(r.turnQueries(q, nil), r.turn(k, nil), v, ops.AttentionOptions{Causal: true, Window: r.window, Scale: r.scale, Softcap: r.cap, Sinks: sinks})
 }
 
 func (d dense) Latent(l int, a *Latent, q, latent, shared, w *graph.Node) *graph.Node {
 	k, v := a.expand(q, latent, shared, w)
-	return d.Attention(l, q, k, v)
+	return d.Attention(l, q, k, v, nil)
 }
 
 func (dense) Conv(_ int, _ string, x, w *graph.Node) *graph.Node {

@@ -71,7 +71,7 @@ def deepseek_v3():
 
 def small(**more):
     return dict(vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
-                num_key_value_heads=2, max_position_embeddings=256, bos_token_id=2, eos_token_id=5, pad_token_id=None, **more)
+                num_key_value_heads=2, max_position_embeddings=256, bos_token_id=2, eos_token_id=5, pad_token_id=None) | more
 
 
 def gemma():
@@ -88,6 +88,14 @@ def glm4():
     c = transformers.Glm4Config(**small(head_dim=16, rope_parameters={
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}))
     return transformers.Glm4ForCausalLM, c, torch.bfloat16
+
+
+def gpt_oss():
+    c = transformers.GptOssConfig(**small(hidden_size=32, intermediate_size=32,
+        head_dim=16, sliding_window=16, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=1.5, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 32}))
+    return transformers.GptOssForCausalLM, c, torch.bfloat16
 
 
 def granite():
@@ -201,7 +209,7 @@ def weights(model, seed, unit_norm):
         with torch.no_grad():
             if name.endswith("norm.weight"):
                 p.copy_(0.3 * r + (0 if unit_norm else 1))
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias", ".sinks")):
                 p.copy_(0.3 * r)
             elif "embed_tokens" in name or "lm_head" in name:
                 p.copy_(r * (0.25 if model.config.tie_word_embeddings else 0.5))
@@ -214,13 +222,22 @@ def weights(model, seed, unit_norm):
             b.copy_(0.2 * torch.randn(b.shape, generator=g))
 
 
-def on_disk(name, grad, mixtral):
+def on_disk(name, grad, mixtral, gpt_oss):
     """The gradient of a parameter under the names that its tensors have on disk, those of a text model alone."""
     name = name.replace("model.language_model.", "model.")
     if mixtral and ".mlp." in name:
         name = name.replace(".mlp.", ".block_sparse_moe.")
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    if name.endswith("experts.gate_up_proj"):
+    if gpt_oss and ".mlp.experts." in name:
+        bias = name.endswith("_bias")
+        module = name.removesuffix("_bias")
+        kind = ".bias" if bias else ".weight"
+        if module.endswith("gate_up_proj"):
+            for i, half in enumerate(("gate_proj", "up_proj")):
+                yield module.replace("gate_up_proj", half) + kind, grad[..., i::2]
+        else:
+            yield module + kind, grad
+    elif name.endswith("experts.gate_up_proj"):
         at = name.removesuffix("gate_up_proj")
         for e, g in enumerate(grad):
             half = len(g) // 2
@@ -282,7 +299,7 @@ def make(name):
     ids = prompts[-1]["input_ids"]
     z = model(torch.tensor([ids]), use_cache=False).logits[0]
     torch.nn.functional.cross_entropy(z[:-1], torch.tensor(ids[1:])).backward()
-    norms = {n: number(g.double().norm()) for k, p in model.named_parameters() if p.grad is not None for n, g in on_disk(k, p.grad, name == "mixtral")}
+    norms = {n: number(g.double().norm()) for k, p in model.named_parameters() if p.grad is not None for n, g in on_disk(k, p.grad, name == "mixtral", "gpt_oss" in name)}
     with torch.no_grad():
         wide = cls.from_pretrained(out, dtype=torch.float64, **eager).eval()
         error = number((wide(torch.tensor([ids]), use_cache=False).logits[0] - z).abs().max())

@@ -1,0 +1,175 @@
+package models
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/graph/dtype"
+	"github.com/seafan/seafan/models/checkpoint"
+	"github.com/seafan/seafan/ops"
+)
+
+// gptOSS has a logit in the softmax of each head that no key has, a window on every
+// second layer, and mixtures with biases and clamped units. Source: OpenAI, gpt-oss
+// (arXiv:2508.10925).
+var gptOSS = architecture{
+	class: gptOSSClass,
+	defaults: func() file {
+		return file{
+			HiddenAct: "silu", RMSNormEps: 1e-5, MaxPositions: 131072, RopeTheta: new(1.5e5), KVHeads: new(8), HeadDim: new(64), AttentionBias: true,
+			SlidingWindow: new(128), LocalExperts: 128, TopK: new(4), UnitAlpha: 1.702, UnitLimit: 7,
+			unsaidRope: &rope{Type: "yarn", Factor: 32, Original: 4096, BetaFast: 32, BetaSlow: 1, Truncate: new(false)},
+		}
+	},
+	read: func(f *file, c *Config) error {
+		if !(f.UnitLimit > 0) {
+			return fmt.Errorf("swiglu_limit must be above 0, got %g", f.UnitLimit)
+		}
+		c.QKVBias, c.OutputBias, c.Sinks = f.AttentionBias, f.AttentionBias, true
+		c.Experts = &Experts{
+			FFN: c.FFN, Dense: make([]bool, c.Layers), Clamp: ops.ClampedExpertsOp{Alpha: float64(f.UnitAlpha), Limit: float64(f.UnitLimit)},
+			Router: ops.Router{Experts: f.experts(), TopK: f.topK(), Renormalize: true},
+		}
+		c.Quantization = nil // blocks are widened
+		return f.windows(c, func(layer int) bool { return layer%2 == 0 })
+	},
+	write: func(f *file, c *Config) {
+		e := c.Experts
+		f.AttentionBias, f.LocalExperts, f.TopK = c.QKVBias, e.Router.Experts, &e.Router.TopK
+		f.UnitAlpha, f.UnitLimit = decimal(e.Clamp.Alpha), decimal(e.Clamp.Limit)
+		r := rope{Type: "default"}
+		if f.RopeScaling != nil {
+			r = *f.RopeScaling
+		}
+		r.Theta = &c.RopeTheta
+		f.RopeParameters = &r // left out it is another one
+		f.writeWindows(c)
+	},
+	onDisk: func(_ *Config, name string) []string { return []string{name} },
+	layer:  sparseLayer,
+}
+
+// ossStack is how a file of gpt_oss has a stack of experts, or its bias: as
+// [E,in,out], or [E,out], with gate and up as neighbours among the outputs. Released
+// files have blocks in its place: see blocks.
+type ossStack struct {
+	name             string
+	half, step       int // outputs half, half+step ... are the parameter's
+	experts, in, out int
+	bias             bool
+}
+
+// ossStack tells it of a parameter of the experts of gpt_oss.
+func (c *Config) ossStack(param string) (s ossStack, ok bool) {
+	before, kind, ok := strings.Cut(param, ".mlp.experts.")
+	if !ok || architectures[c.Type].class != gptOSSClass {
+		return s, false
+	}
+	module, kind, _ := strings.Cut(kind, ".")
+	s = ossStack{step: 2, experts: c.Experts.Router.Experts, in: c.Hidden, out: 2 * c.Experts.FFN, bias: kind == "bias"}
+	name := "gate_up_proj"
+	switch module {
+	case "up_proj":
+		s.half = 1
+	case "down_proj":
+		name, s.step, s.in, s.out = module, 1, c.Experts.FFN, c.Hidden
+	}
+	s.name = before + ".mlp.experts." + name
+	if s.bias {
+		s.name, s.in = s.name+"_bias", 1
+	}
+	return s, true
+}
+
+// gptOSSClass tells the type without its entry in the table.
+const gptOSSClass = "GptOssForCausalLM"
+
+func (s ossStack) shape() []int {
+	if s.bias {
+		return []int{s.experts, s.out}
+	}
+	return []int{s.experts, s.in, s.out}
+}
+
+// find gives the tensors of a stack with the shapes that they must have: one, or
+// blocks of 32 inputs and their scales.
+func (s ossStack) find(src *source) (parts []*checkpoint.Tensor, shapes [][]int, ok bool) {
+	if t, ok := src.lookup(s.name); ok {
+		return []*checkpoint.Tensor{t}, [][]int{s.shape()}, true
+	}
+	blocks, ok := src.lookup(s.name + "_blocks")
+	scales, ok2 := src.lookup(s.name + "_scales")
+	scaled := []int{s.experts, s.out, s.in / 32}
+	return []*checkpoint.Tensor{blocks, scales}, [][]int{append(slices.Clone(scaled), 16), scaled}, ok && ok2
+}
+
+// read fills the parameter, expert by expert.
+func (s ossStack) read(p *graph.Param, parts []*checkpoint.Tensor) error {
+	rows := s.out / s.step
+	file, w := make([]float32, s.in*s.out), make([]float32, rows*s.in)
+	for e := range s.experts {
+		if len(parts) == 2 {
+			if err := s.blocks(w, parts[0], parts[1], e); err != nil {
+				return err
+			}
+		} else {
+			if err := parts[0].Float32Rows(file, e, 1); err != nil {
+				return err
+			}
+			for o := range rows {
+				for i := range s.in {
+					w[o*s.in+i] = file[i*s.out+o*s.step+s.half]
+				}
+			}
+		}
+		narrowPart(p.Tensor(), e*len(w), w)
+	}
+	return nil
+}
+
+// fp4 are the values of E2M1, behind them the negative ones.
+var fp4 = [16]float32{0, 0.5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -0.5, -1, -1.5, -2, -3, -4, -6}
+
+// blocks widens an expert from MXFP4: of each output, 32 inputs are 16 bytes, the
+// earlier of two in the lower half, times 2^(scale-127).
+func (s ossStack) blocks(w []float32, blocks, scales *checkpoint.Tensor, e int) error {
+	codes, exponents := make([]byte, s.out*s.in/2), make([]byte, s.out*s.in/32)
+	if err := blocks.RawRows(codes, e, 1); err != nil {
+		return err
+	}
+	if err := scales.RawRows(exponents, e, 1); err != nil {
+		return err
+	}
+	for o := range s.out / s.step {
+		row := o*s.step + s.half
+		for i := range s.in / 2 {
+			scale := float32(math.Ldexp(1, int(exponents[(row*s.in+2*i)/32])-127))
+			code := codes[row*s.in/2+i]
+			w[o*s.in+2*i], w[o*s.in+2*i+1] = fp4[code&15]*scale, fp4[code>>4]*scale
+		}
+	}
+	return nil
+}
+
+// ossEntry is the tensor of a file that a parameter of the experts begins, with what
+// other goes into it.
+func (m *Transformer) ossEntry(s ossStack, p *graph.Param, stored dtype.DType) checkpoint.Entry {
+	joined, rows := make([]float32, s.experts*s.in*s.out), s.out/s.step
+	for half := range s.step {
+		if half == 1 {
+			p = m.params.Get(strings.Replace(p.Name, ".gate_proj.", ".up_proj.", 1))
+		}
+		w := m.wide(p)
+		for e := range s.experts {
+			for o := range rows {
+				for i := range s.in {
+					joined[(e*s.in+i)*s.out+o*s.step+half] = w[(e*rows+o)*s.in+i]
+				}
+			}
+		}
+	}
+	return checkpoint.Rounded(s.name, stored, joined, s.shape()...)
+}
