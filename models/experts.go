@@ -88,7 +88,7 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 	ids, weights := ops.Route(logits, bias, e.Router)
 	s.Output(routerName(l.index), logits)
 	s.Output(choicesName(l.index), ids)
-	gate, up, down := s.Param("experts.gate_proj.weight", n, e.FFN, d), s.Param("experts.up_proj.weight", n, e.FFN, d), s.Param("experts.down_proj.weight", n, d, e.FFN)
+	gate, up, down := weight(s, "experts.gate_proj.weight", n, e.FFN, d), weight(s, "experts.up_proj.weight", n, e.FFN, d), weight(s, "experts.down_proj.weight", n, d, e.FFN)
 	if clamped {
 		return ops.ClampedExperts(x, weights, ids, gate, up, down,
 			s.Param("experts.gate_proj.bias", n, e.FFN), s.Param("experts.up_proj.bias", n, e.FFN), s.Param("experts.down_proj.bias", n, d), e.Clamp)

@@ -25,7 +25,7 @@ type ggufFile struct {
 	keys, tensors, data bytes.Buffer
 	nKeys, nTensors     uint64
 
-	code func(name string, shape []int) (kind uint32, data []byte) // of matrices; nil: they are float32
+	code func(name string, n int) (kind uint32, data []byte) // of matrices and stacks; nil: they are float32
 }
 
 func (g *ggufFile) string(b *bytes.Buffer, s string) {
@@ -237,8 +237,8 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		if strings.Contains(p.Name, "_conv1d.") {
 			shape = []int{1, shape[0], 1, shape[2]}
 		}
-		if name := names.Replace(p.Name); g.code != nil && len(shape) == 2 {
-			kind, data := g.code(name, shape)
+		if name := names.Replace(p.Name); g.code != nil && len(shape) > 1 {
+			kind, data := g.code(name, len(out))
 			g.typed(name, shape, kind, data)
 			continue
 		}

@@ -109,9 +109,9 @@ func linear(b *graph.Builder, name string, x *graph.Node, out int, bias bool) *g
 }
 
 // weight is a matrix as the model stores it: plain, or as rows of blocks.
-func weight(b *graph.Builder, name string, out, in int) *graph.Node {
+func weight(b *graph.Builder, name string, shape ...int) *graph.Node {
 	if p := b.Stored(name); p != nil && p.Type.DType == dtype.UInt8 {
 		return b.Param(name, p.Type.Shape...)
 	}
-	return b.Param(name, out, in)
+	return b.Param(name, shape...)
 }

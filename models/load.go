@@ -297,7 +297,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			return report, fmt.Errorf("%s: %s%s", x.what, strings.Join(slices.Compact(x.list), ", "), s.foreign(unexpected))
 		}
 	}
-	if err := s.kept.checkMemory(params, from); err != nil {
+	if err := s.checkMemory(params, from); err != nil {
 		return report, err
 	}
 	for _, want := range params {
@@ -308,7 +308,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			}
 			continue
 		}
-		if c := s.kept.blocks(parts[0], want.Type.Shape); c != 0 && len(parts) == 1 {
+		if c := s.blocksOf(want, from); c != 0 {
 			if err := m.addBlocks(want.Name, parts[0], c, s); err != nil {
 				return report, err
 			}

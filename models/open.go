@@ -31,8 +31,9 @@ type Opened struct {
 //
 // Matrices are kept as the file has them: in 16 bits, in 8-bit floats, and in the
 // block codings that ops read (Q8_0, Q4_0, Q4_1, and of rows of whole blocks of 256
-// numbers Q4_K, Q5_K, Q6_K). Those in other codings, and stacks of experts in any, are
-// decoded to float32, which takes 6 to 12 times the memory of the file, or with Store16
+// numbers Q4_K, Q5_K, Q6_K). Those in other codings, and stacks of experts that have a
+// tensor for each expert or gate and up in one, are decoded to float32, which takes 6
+// to 12 times the memory of the file, or with Store16
 // half of that. All weights are frozen: a model that is to be trained, other than by
 // adapters, is opened with Widen. Where the system maps files a matrix is the
 // memory of the file: opening reads headers and vectors only, the matrix must not

@@ -80,23 +80,39 @@ var codings = map[checkpoint.Coding]ops.Coding{
 // blocks is the coding in which a matrix stays, 0 for none.
 func (s storage) blocks(t *checkpoint.Tensor, shape []int) ops.Coding {
 	c := codings[t.Coding()]
-	if s.wide || s.matrices != dtype.Invalid || len(shape) != 2 || c == 0 || shape[1]%c.Block() != 0 {
+	if s.wide || s.matrices != dtype.Invalid || len(shape) < 2 || c == 0 || shape[len(shape)-1]%c.Block() != 0 {
 		return 0
 	}
 	return c
 }
 
+// blocksOf is that of a parameter, for a stack of a mixture where ops read all three
+// as they lie.
+func (s *source) blocksOf(p *graph.Param, from map[string][]*checkpoint.Tensor) ops.Coding {
+	names := []string{p.Name}
+	if mixture, ok := mixtureOf(p.Name); ok {
+		names = append(names, mixture+"gate_proj.weight", mixture+"up_proj.weight", mixture+"down_proj.weight")
+	}
+	for _, name := range names {
+		t, _ := s.fusedExperts(name)
+		if parts := from[name]; t != nil || len(parts) != 1 || s.kept.blocks(parts[0], parts[0].Shape()) == 0 {
+			return 0
+		}
+	}
+	return s.kept.blocks(from[p.Name][0], p.Type.Shape)
+}
+
 // checkMemory refuses weights of which copies do not fit: of all, in float32, or of
 // those that leave their blocks.
-func (s storage) checkMemory(params []*graph.Param, from map[string][]*checkpoint.Tensor) error {
+func (s *source) checkMemory(params []*graph.Param, from map[string][]*checkpoint.Tensor) error {
 	what, bytes := "weights in float32", 0
 	for _, p := range params {
-		t, kept := from[p.Name][0], s.of(from[p.Name][0], p.Type.Shape)
+		t, kept := from[p.Name][0], s.kept.of(from[p.Name][0], p.Type.Shape)
 		if len(p.Type.Shape) > 2 {
-			kept = s.ofMatrix(t)
+			kept = s.kept.ofMatrix(t)
 		}
-		if !s.wide {
-			if t.Coding() == checkpoint.Plain || s.blocks(t, p.Type.Shape) != 0 {
+		if !s.kept.wide {
+			if t.Coding() == checkpoint.Plain || s.blocksOf(p, from) != 0 {
 				continue
 			}
 			what = fmt.Sprintf("weights decoded to %s, such as %s from %s,", kept, t.Name(), t.Coding())
@@ -108,7 +124,9 @@ func (s storage) checkMemory(params []*graph.Param, from map[string][]*checkpoin
 
 // addBlocks gives the model a matrix in a block coding, as uint8 rows.
 func (m *Transformer) addBlocks(name string, t *checkpoint.Tensor, c ops.Coding, s *source) error {
-	p, err := m.params.Add(name, graph.T(dtype.UInt8, t.Rows(), c.Bytes(t.RowLen())), false)
+	shape := slices.Clone(t.Shape())
+	shape[len(shape)-1] = c.Bytes(shape[len(shape)-1])
+	p, err := m.params.Add(name, graph.T(dtype.UInt8, shape...), false)
 	if err != nil {
 		return err
 	}
@@ -123,7 +141,9 @@ func (m *Transformer) addBlocks(name string, t *checkpoint.Tensor, c ops.Coding,
 // shapeOf is the shape of a weight, whatever it is stored as.
 func shapeOf(p *graph.Param) []int {
 	if c := ops.CodingOf(p); c != 0 {
-		return []int{p.Type.Shape[0], p.Type.Shape[1] / c.Bytes(c.Block()) * c.Block()}
+		shape := slices.Clone(p.Type.Shape)
+		shape[len(shape)-1] = shape[len(shape)-1] / c.Bytes(c.Block()) * c.Block()
+		return shape
 	}
 	return p.Type.Shape
 }
@@ -156,8 +176,9 @@ func (m *Transformer) wide(p *graph.Param) []float32 {
 	t := p.Tensor()
 	if c := ops.CodingOf(p); c != 0 {
 		shape := shapeOf(p)
-		x := make([]float32, shape[0]*shape[1])
-		c.Widen(x, t.Bytes(), ops.RowsOf(p), shape[0], shape[1])
+		k := shape[len(shape)-1]
+		x := make([]float32, graph.T(dtype.Float32, shape...).Size())
+		c.Widen(x, t.Bytes(), ops.RowsOf(p), len(x)/k, k)
 		return x
 	}
 	if !t.DType.IsFloat8() {

@@ -2,6 +2,7 @@ package models_test
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -159,50 +160,81 @@ func TestBlocksAreReadAsCheckpointsDecodeThem(t *testing.T) {
 	}
 }
 
-// TestSuperblocksStayInTheFile opens a GGUF file in Q4_K, Q5_K and Q6_K, as most are:
-// matrices are not decoded, and the model computes what the widened one does.
+// TestSuperblocksStayInTheFile opens GGUF files in Q4_K, Q5_K and Q6_K, as most are:
+// matrices and stacks of experts are not decoded, and the model computes what the
+// widened one does.
 func TestSuperblocksStayInTheFile(t *testing.T) {
-	m, err := models.New(models.Config{Type: "llama", Vocab: 32, Hidden: 256, FFN: 512, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 64, Context: 32, NormEps: 1e-5, RopeTheta: 1e4})
-	require.NoError(t, err)
-	require.NoError(t, m.Init(3))
-	r := rand.New(rand.NewPCG(1, 2))
-	kinds := map[string]uint32{"attn_v": 14, "ffn_down": 14, "token_embd": 14, "output": 14, "attn_q": 13}
-	path := filepath.Join(t.TempDir(), "model.gguf")
-	require.NoError(t, os.WriteFile(path, ggufOf(m, func(g *ggufFile) {
-		g.code = func(name string, shape []int) (kind uint32, data []byte) {
-			parts := strings.Split(strings.TrimSuffix(name, ".weight"), ".")
-			if kind = kinds[parts[len(parts)-1]]; kind == 0 {
-				kind = 12
-			}
-			size, halves := map[uint32]int{12: 144, 13: 176, 14: 210}[kind], []int{0, 2}
-			if kind == 14 {
-				halves = []int{208}
-			}
-			data = make([]byte, shape[0]*shape[1]/256*size)
-			for i := range data {
-				data[i] = byte(r.Uint32())
-			}
-			for at := 0; at < len(data); at += size {
-				for _, h := range halves { // about 2^-13
-					data[at+h+1] = data[at+h+1]&3 | 8
-				}
-			}
-			return kind, data
+	c := models.Config{Type: "llama", Vocab: 32, Hidden: 256, FFN: 512, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 64, Context: 32, NormEps: 1e-5, RopeTheta: 1e4}
+	mixture := c
+	mixture.Type, mixture.QKNorm = "qwen3_moe", true
+	mixture.Experts = &models.Experts{FFN: 256, Dense: []bool{false, false}, Router: ops.Router{Experts: 4, TopK: 2, Renormalize: true}}
+	for _, c := range []models.Config{c, mixture} {
+		m, err := models.New(c)
+		require.NoError(t, err)
+		require.NoError(t, m.Init(3))
+		path := filepath.Join(t.TempDir(), "model.gguf")
+		r := rand.New(rand.NewPCG(1, 2))
+		require.NoError(t, os.WriteFile(path, ggufOf(m, func(g *ggufFile) {
+			g.code = func(name string, n int) (uint32, []byte) { return superblocks(r, name, n) }
+		}), 0o666))
+		o, err := models.Open(path)
+		require.NoError(t, err)
+		defer o.Close()
+		wide, err := models.Open(path, models.Widen())
+		require.NoError(t, err)
+		for _, p := range o.Params().All() {
+			require.Equal(t, strings.Contains(p.Name, "norm"), p.Type.DType == dtype.Float32, p.Name)
 		}
-	}), 0o666))
-	o, err := models.Open(path)
-	require.NoError(t, err)
-	defer o.Close()
-	wide, err := models.Open(path, models.Widen())
-	require.NoError(t, err)
-	for _, p := range o.Params().All() {
-		require.Equal(t, strings.Contains(p.Name, "norm"), p.Type.DType == dtype.Float32, p.Name)
+		ids := []int32{3, 1, 4, 1, 5, 9, 2, 6}
+		want := slices.Clone(runLogits(t, wide.Transformer, ids))
+		require.Equal(t, want, runLogits(t, o.Transformer, ids))
+		saved := filepath.Join(t.TempDir(), "saved")
+		require.NoError(t, o.Save(saved))
+		again, _, err := models.Load(saved)
+		require.NoError(t, err)
+		require.Equal(t, want, runLogits(t, again, ids))
+
+		// Adapters are trained on either with the same gradients.
+		var grads []map[string][]float32
+		for _, o := range []*models.Opened{o, wide} {
+			ad, err := o.Adapt(models.LoRA{Rank: 2, Alpha: 4, Targets: []string{"q_proj"}}, 1)
+			require.NoError(t, err)
+			require.Equal(t, want, adaptedLogits(t, ad, ids), "new adapters change nothing")
+			grads = append(grads, gradients(t, ad, o.Params(), ids))
+		}
+		require.Equal(t, len(grads[1]), len(grads[0]))
+		for name, g := range grads[1] {
+			largest := 0.0
+			for _, x := range g {
+				largest = max(largest, math.Abs(float64(x)))
+			}
+			require.InDeltaSlice(t, g, grads[0][name], 1e-5*largest, name)
+		}
 	}
-	ids := []int32{3, 1, 4, 1, 5, 9, 2, 6}
-	require.Equal(t, runLogits(t, wide.Transformer, ids), runLogits(t, o.Transformer, ids))
-	ad, err := o.Adapt(models.LoRA{Rank: 2, Alpha: 4}, 1)
-	require.NoError(t, err)
-	require.Equal(t, runLogits(t, wide.Transformer, ids), adaptedLogits(t, ad, ids), "new adapters change nothing")
+}
+
+// superblocks are n random numbers of a tensor in Q4_K, or the coding that such a
+// file has it in, and the number of that.
+func superblocks(r *rand.Rand, name string, n int) (kind uint32, data []byte) {
+	parts := strings.Split(strings.TrimSuffix(name, ".weight"), ".")
+	kind = map[string]uint32{"attn_v": 14, "ffn_down": 14, "ffn_down_exps": 14, "token_embd": 14, "output": 14, "attn_q": 13}[parts[len(parts)-1]]
+	if kind == 0 {
+		kind = 12
+	}
+	size, halves := map[uint32]int{12: 144, 13: 176, 14: 210}[kind], []int{0, 2}
+	if kind == 14 {
+		halves = []int{208}
+	}
+	data = make([]byte, n/256*size)
+	for i := range data {
+		data[i] = byte(r.Uint32())
+	}
+	for at := 0; at < len(data); at += size {
+		for _, h := range halves { // about 2^-13
+			data[at+h+1] = data[at+h+1]&3 | 8
+		}
+	}
+	return kind, data
 }
 
 // TestDecodedWeightsThatNoMemoryHolds are an error that says so before any is read.

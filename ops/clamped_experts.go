@@ -74,7 +74,7 @@ func clampedOf[T native.Float](o ClampedExpertsOp, in []graph.Tensor) *native.Cl
 }
 
 func clampedExperts[T native.Float](c *graph.Call) error {
-	return expertsWith(c, clampedOf[T](c.Op.(ClampedExpertsOp), c.In))
+	return expertsWith(c, ExpertsOp{}, clampedOf[T](c.Op.(ClampedExpertsOp), c.In))
 }
 
 // clampedExpertsGrad gives the gradients of x, weights, the biases and, unless they
@@ -98,5 +98,5 @@ func clampedExpertsGradBody[T native.Float](c *graph.Call) error {
 	if len(c.Out) > 5 {
 		g.Gate, g.Up, g.Down = graph.Data[T](c.Out[5]), graph.Data[T](c.Out[6]), graph.Data[T](c.Out[7])
 	}
-	return expertsGradWith(c, g, clampedOf[T](c.Op.(clampedExpertsGrad).ClampedExpertsOp, c.In[1:]))
+	return expertsGradWith(c, ExpertsOp{}, g, clampedOf[T](c.Op.(clampedExpertsGrad).ClampedExpertsOp, c.In[1:]))
 }

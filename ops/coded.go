@@ -70,8 +70,8 @@ func isHalf(t graph.Type) bool {
 	return t.DType == dtype.BFloat16 || t.DType == dtype.Float16
 }
 
-// asWide is the type of a stored weight [N,K] as the op sees it: float32 for one
-// in 16 bits or in blocks.
+// asWide is the type of a stored weight [N,K], or stack of them, as the op sees it:
+// float32 for one in 16 bits or in blocks.
 func asWide(w graph.Type, c Coding) (graph.Type, error) {
 	switch {
 	case c != 0 && !c.Blocks():
@@ -79,10 +79,12 @@ func asWide(w graph.Type, c Coding) (graph.Type, error) {
 	case c != 0:
 		block := c.Block()
 		row := c.Bytes(block)
-		if w.DType != dtype.UInt8 || w.Rank() != 2 || w.Shape[1]%row != 0 {
+		if w.DType != dtype.UInt8 || w.Rank() != 2 && w.Rank() != 3 || last(w)%row != 0 {
 			return w, fmt.Errorf("rows of %s must be uint8 [N, a multiple of %d], got %s", c, row, w)
 		}
-		return graph.T(dtype.Float32, w.Shape[0], w.Shape[1]/row*block), nil
+		w = withLast(w, last(w)/row*block)
+		w.DType = dtype.Float32
+		return w, nil
 	case isHalf(w):
 		w.DType = dtype.Float32
 	}

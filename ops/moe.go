@@ -40,8 +40,8 @@ func init() {
 		Native: floats(experts[float32], experts[float64]),
 		FLOPs:  func(_ graph.Op, in, _ []graph.Type) int64 { return expertFLOPs(in) },
 		Grad: func(g *graph.GradCall) []*graph.Node {
-			if isHalf(g.In[3].Type()) { // the stacks are not trained
-				rs := graph.ApplyAll("experts_grad_input", expertsGradInput{}, append([]*graph.Node{g.Out(0)}, g.In...)...)
+			if o := g.Op.(ExpertsOp); o.stored(g.In[3].Type(), 0) { // the stacks are not trained
+				rs := graph.ApplyAll("experts_grad_input", expertsGradInput{o}, append([]*graph.Node{g.Out(0)}, g.In...)...)
 				return []*graph.Node{rs[0], rs[1], nil, nil, nil, nil}
 			}
 			rs := graph.ApplyAll("experts_grad", expertsGrad{}, append([]*graph.Node{g.Out(0)}, g.In...)...)
@@ -211,9 +211,15 @@ func balanceLossGradBody[T native.Float](c *graph.Call) error {
 //
 // x [...,D], weights [...,TopK], ids int32 [...,TopK], gate and up [E,F,D],
 // down [E,D,F]. Tokens are sorted by expert, and no token is dropped. The three
-// stacks may be stored in 16 bits and are then read as they are: float32 alone is
-// computed with them, and they have no gradient.
-type ExpertsOp struct{}
+// stacks may be stored in 16 bits, or in the blocks of Codings, uint8 [E,N,bytes of a
+// row], and are then read as they are: float32 alone is computed with them, and they
+// have no gradient.
+type ExpertsOp struct {
+	Codings [3]Coding // of gate, up and down; 0: plain numbers
+}
+
+// stored reports whether a stack is read as it is stored.
+func (o ExpertsOp) stored(t graph.Type, i int) bool { return isHalf(t) || o.Codings[i] != 0 }
 
 // Experts adds an ExpertsOp. Stacks stored in 8 bits are read as they are: then
 // it is an FP8ExpertsOp.
@@ -221,14 +227,14 @@ func Experts(x, weights, ids, gate, up, down *graph.Node) *graph.Node {
 	if gate.Type().DType.IsFloat8() {
 		return FP8Experts(x, weights, ids, gate, up, down, FP8ExpertsOp{})
 	}
-	return graph.Apply(ExpertsOp{}, x, weights, ids, gate, up, down)
+	return graph.Apply(ExpertsOp{[3]Coding{codingOf(gate), codingOf(up), codingOf(down)}}, x, weights, ids, gate, up, down)
 }
 
 // Name is "experts".
 func (ExpertsOp) Name() string { return "experts" }
 
 // Infer checks the choices against the tokens and the stacks against each other.
-func (ExpertsOp) Infer(in []graph.Type) ([]graph.Type, error) {
+func (o ExpertsOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := arity(in, 6, "x", "weights", "ids", "gate", "up", "down"); err != nil {
 		return nil, err
 	}
@@ -236,8 +242,13 @@ func (ExpertsOp) Infer(in []graph.Type) ([]graph.Type, error) {
 	if err := activation("x", x); err != nil {
 		return nil, err
 	}
-	if x.DType == dtype.Float32 && isHalf(gate) && isHalf(up) && isHalf(down) {
-		gate.DType, up.DType, down.DType = x.DType, x.DType, x.DType
+	if x.DType == dtype.Float32 && o.stored(gate, 0) && o.stored(up, 1) && o.stored(down, 2) {
+		for i, w := range []*graph.Type{&gate, &up, &down} {
+			var err error
+			if *w, err = asWide(*w, o.Codings[i]); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if err := alike(x, []string{"weights", "gate", "up", "down"}, weights, gate, up, down); err != nil {
 		return nil, err
@@ -256,24 +267,24 @@ func (ExpertsOp) Infer(in []graph.Type) ([]graph.Type, error) {
 }
 
 func expertFLOPs(in []graph.Type) int64 {
-	return 6 * int64(in[1].Size()) * int64(in[3].Shape[1]*in[3].Shape[2])
+	return 6 * int64(in[1].Size()) * int64(in[3].Shape[1]*last(in[0]))
 }
 
 func expertShape(in []graph.Tensor) native.Experts {
 	gate := in[3]
-	return native.Experts{Tokens: rows(in[0].Type), TopK: last(in[1].Type), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2]}
+	return native.Experts{Tokens: rows(in[0].Type), TopK: last(in[1].Type), E: gate.Shape[0], F: gate.Shape[1], D: last(in[0].Type)}
 }
 
-func experts[T native.Float](c *graph.Call) error { return expertsWith[T](c, nil) }
+func experts[T native.Float](c *graph.Call) error { return expertsWith[T](c, c.Op.(ExpertsOp), nil) }
 
 // expertsWith computes experts, with the biases and the unit of u if it is not nil.
-func expertsWith[T native.Float](c *graph.Call, u *native.Clamped[T]) error {
+func expertsWith[T native.Float](c *graph.Call, o ExpertsOp, u *native.Clamped[T]) error {
 	x := expertShape(c.In)
 	ids := graph.Data[int32](c.In[2])
 	if err := native.CheckExpertIDs(ids, x.E); err != nil {
 		return err
 	}
-	if stacks, ok := codedStacks(c.In[3:6]); ok {
+	if stacks, ok := codedStacks(c.In[3:6], o); ok {
 		native.ExpertsCodedForward(graph.Data[float32](c.Out[0]), graph.Data[float32](c.In[0]), graph.Data[float32](c.In[1]), ids, stacks[0], stacks[1], stacks[2], x, wideUnit(u))
 		return nil
 	}
@@ -290,9 +301,9 @@ func wideUnit[T native.Float](u *native.Clamped[T]) *native.Clamped[float32] {
 
 // expertsGradWith writes the gradients of experts; those of stored stacks are not
 // wanted. The inputs are those of the forward op behind the gradient of its result.
-func expertsGradWith[T native.Float](c *graph.Call, g native.ExpertsGrads[T], u *native.Clamped[T]) error {
+func expertsGradWith[T native.Float](c *graph.Call, o ExpertsOp, g native.ExpertsGrads[T], u *native.Clamped[T]) error {
 	in := c.In[1:]
-	if stacks, ok := codedStacks(in[3:6]); ok {
+	if stacks, ok := codedStacks(in[3:6], o); ok {
 		wide, _ := any(g).(native.ExpertsGrads[float32])
 		native.ExpertsCodedGradInput(wide, graph.Data[float32](c.In[0]), graph.Data[float32](in[0]), graph.Data[float32](in[1]), graph.Data[int32](in[2]),
 			stacks[0], stacks[1], stacks[2], expertShape(in), wideUnit(u))
@@ -303,11 +314,11 @@ func expertsGradWith[T native.Float](c *graph.Call, g native.ExpertsGrads[T], u 
 	return nil
 }
 
-// codedStacks are the stacks where they are stored in 16 bits.
-func codedStacks(in []graph.Tensor) (stacks [3]native.CodedStack, ok bool) {
+// codedStacks are the stacks where they are stored in 16 bits or blocks.
+func codedStacks(in []graph.Tensor, o ExpertsOp) (stacks [3]native.CodedStack, ok bool) {
 	for i, w := range in {
-		mem, coding, half := coded(w, 0)
-		if !half {
+		mem, coding, stored := coded(w, o.Codings[i])
+		if !stored {
 			return stacks, false
 		}
 		stacks[i] = native.CodedStack{Data: mem, Coding: coding}
@@ -316,7 +327,7 @@ func codedStacks(in []graph.Tensor) (stacks [3]native.CodedStack, ok bool) {
 }
 
 // expertsGradInput gives the gradients of x and weights for stored stacks.
-type expertsGradInput struct{}
+type expertsGradInput struct{ of ExpertsOp }
 
 func (expertsGradInput) Name() string { return "experts_grad_input" }
 func (expertsGradInput) Infer(in []graph.Type) ([]graph.Type, error) {
@@ -324,7 +335,7 @@ func (expertsGradInput) Infer(in []graph.Type) ([]graph.Type, error) {
 }
 
 func expertsGradInputBody(c *graph.Call) error {
-	return expertsGradWith(c, native.ExpertsGrads[float32]{Tokens: graph.Data[float32](c.Out[0]), Weights: graph.Data[float32](c.Out[1])}, nil)
+	return expertsGradWith(c, c.Op.(expertsGradInput).of, native.ExpertsGrads[float32]{Tokens: graph.Data[float32](c.Out[0]), Weights: graph.Data[float32](c.Out[1])}, nil)
 }
 
 // expertsGrad gives the gradients of x, weights, gate, up and down.
@@ -336,7 +347,7 @@ func (expertsGrad) Infer(in []graph.Type) ([]graph.Type, error) {
 }
 
 func expertsGradBody[T native.Float](c *graph.Call) error {
-	return expertsGradWith(c, native.ExpertsGrads[T]{
+	return expertsGradWith(c, ExpertsOp{}, native.ExpertsGrads[T]{
 		Tokens: graph.Data[T](c.Out[0]), Weights: graph.Data[T](c.Out[1]), Gate: graph.Data[T](c.Out[2]), Up: graph.Data[T](c.Out[3]), Down: graph.Data[T](c.Out[4]),
 	}, nil)
 }

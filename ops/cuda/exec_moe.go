@@ -92,7 +92,7 @@ func expertsOf(c *Call) (x Experts, err error) {
 // choicesOf is a mixture without its stacks.
 func choicesOf(c *Call) (x Experts, err error) {
 	gate := c.In[3].Type()
-	x = Experts{Type: c.Type(), T: rowsOf(c.In[0].Type()), TopK: lastDim(c.In[1].Type()), E: gate.Shape[0], F: gate.Shape[1], D: gate.Shape[2], Y: c.Output(0)}
+	x = Experts{Type: c.Type(), T: rowsOf(c.In[0].Type()), TopK: lastDim(c.In[1].Type()), E: gate.Shape[0], F: gate.Shape[1], D: lastDim(c.In[0].Type()), Y: c.Output(0)}
 	c.checkInts(2, 0, x.E-1, "ids")
 	var dt DType
 	if x.Weights, dt, err = c.scores(1); err != nil {
