@@ -10,22 +10,13 @@
 // words of two bf16 (gemm_bf16_amd64.s), two rows of 32 keys a turn. Bound: the
 // exponential, 22 instructions for 16 scores.
 
-// SEEN sets k0 and k1 to which of the next 32 keys, whose numbers are in i0 and
-// i1, are seen.
+// SEEN sets k0 and k1 to which of 32 keys, whose numbers are in i0 and i1, are seen:
+// those from one number in memory to another.
 #define SEEN(i0, i1, from, to, k0, k1) \
-	VPCMPD $1, to, i0, k0       \
-	VPCMPD $5, from, i0, k0, k0 \
-	VPCMPD $1, to, i1, k1       \
-	VPCMPD $5, from, i1, k1, k1
-
-// COUNT sets i0 and i1 to the numbers of the first 32 keys and step to 32; step
-// and AX are scratch before.
-#define COUNT(i0, i1, step) \
-	VMOVDQU64    keys<>(SB), i0 \
-	MOVL         $16, AX        \
-	VPBROADCASTD AX, step       \
-	VPADDD       step, i0, i1   \
-	VPADDD       step, step, step
+	VPCMPD.BCST $1, to, i0, k0       \
+	VPCMPD.BCST $5, from, i0, k0, k0 \
+	VPCMPD.BCST $1, to, i1, k1       \
+	VPCMPD.BCST $5, from, i1, k1, k1
 
 // func largestScores(largest, s *float32, rows, stride, blocks int)
 //
@@ -118,25 +109,14 @@ block:
 	VZEROUPPER
 	RET
 
-// GRAD makes probabilities of the scores in Zp and scale times their gradient of
-// dout.v in Zd, 0 but for the keys in k.
-#define GRAD(zp, zd, lse, t, k) \
-	VSUBPS   lse, zp, zp       \
-	EXP(zp, Z16, Z17, Z18)     \
-	VMOVAPS.Z zp, k, zp        \
-	VMULPS   Z28, zd, zd       \
-	VMULPS   zp, zd, zd        \
-	VMULPS   t, zp, Z16        \
-	VADDPS.Z Z16, zd, k, zd
-
 // func softmaxGradBF16(rows *softmaxGradRows)
 //
 // Two rows, p and ds of softmaxGradRows: both as words that pair the rows, ds
-// also as words along them.
+// also as words along them. Keys that a row does not see get 0.
 //	DX the arguments, DI pairs of p, R10 pairs of ds, R11 R12 rows of ds,
 //	SI scores, R13 dout.v, CX their stride, R9 blocks left
-//	Z10 Z11 keys, Z12 their step, Z13 Z14 from and to of row 0, Z15 Z19 of row 1
-//	Z24 Z25 lse, Z26 Z27 the factors of p, Z28 scale, Z31 interleaves
+//	Z8 Z31 keys, K1..K4 which are seen, Z0 interleaves, Z1 scale
+//	Z2..Z5 scores, then p, Z6 Z7 Z9 Z10 ds, of row 0 and of row 1
 TEXT ·softmaxGradBF16(SB), NOSPLIT, $0-8
 	MOVQ rows+0(FP), DX
 	MOVQ 0(DX), DI
@@ -147,53 +127,60 @@ TEXT ·softmaxGradBF16(SB), NOSPLIT, $0-8
 	MOVQ 40(DX), R13
 	MOVQ 48(DX), CX
 	MOVQ 56(DX), R9
-	VPBROADCASTD 64(DX), Z13
-	VPBROADCASTD 72(DX), Z14
-	VPBROADCASTD 80(DX), Z15
-	VPBROADCASTD 88(DX), Z19
-	VBROADCASTSS 96(DX), Z24
-	VBROADCASTSS 100(DX), Z25
-	VBROADCASTSS 104(DX), Z26
-	VBROADCASTSS 108(DX), Z27
-	VBROADCASTSS 112(DX), Z28
-	VMOVDQU64    interleave<>(SB), Z31
-	COUNT(Z10, Z11, Z12)
+	VBROADCASTSS 112(DX), Z1
+	VMOVDQU64    interleave<>(SB), Z0
+	VMOVDQU64    keys<>(SB), Z8
+	EXP4_CONSTANTS
 
 block:
-	SEEN(Z10, Z11, Z13, Z14, K1, K2)
-	SEEN(Z10, Z11, Z15, Z19, K3, K4)
-	VPADDD Z12, Z10, Z10
-	VPADDD Z12, Z11, Z11
-	VMOVUPS (SI), Z0
-	VMOVUPS 64(SI), Z1
-	VMOVUPS (SI)(CX*1), Z2
-	VMOVUPS 64(SI)(CX*1), Z3
-	VMOVUPS (R13), Z4
-	VMOVUPS 64(R13), Z5
-	VMOVUPS (R13)(CX*1), Z6
-	VMOVUPS 64(R13)(CX*1), Z7
-	GRAD(Z0, Z4, Z24, Z26, K1)
-	GRAD(Z1, Z5, Z24, Z26, K2)
-	GRAD(Z2, Z6, Z25, Z27, K3)
-	GRAD(Z3, Z7, Z25, Z27, K4)
-	CVT2(8, 0, 2)
-	CVT2(9, 1, 3)
-	VPERMW  Z8, Z31, Z8
-	VPERMW  Z9, Z31, Z9
-	VMOVUPS Z8, (DI)
-	VMOVUPS Z9, 64(DI)
-	CVT2(8, 4, 6)
-	CVT2(9, 5, 7)
-	VPERMW  Z8, Z31, Z8
-	VPERMW  Z9, Z31, Z9
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	CVT2(8, 5, 4)
-	CVT2(9, 7, 6)
-	VPROLD  $16, Z8, Z8
-	VPROLD  $16, Z9, Z9
-	VMOVUPS Z8, (R11)
-	VMOVUPS Z9, (R12)
+	VPADDD.BCST keys<>+64(SB), Z8, Z31
+	SEEN(Z8, Z31, 64(DX), 72(DX), K1, K2)
+	SEEN(Z8, Z31, 80(DX), 88(DX), K3, K4)
+	VPADDD.BCST keys<>+64(SB), Z31, Z8
+	VMOVUPS     (SI), Z2
+	VMOVUPS     64(SI), Z3
+	VMOVUPS     (SI)(CX*1), Z4
+	VMOVUPS     64(SI)(CX*1), Z5
+	VSUBPS.BCST 96(DX), Z2, Z2
+	VSUBPS.BCST 96(DX), Z3, Z3
+	VSUBPS.BCST 100(DX), Z4, Z4
+	VSUBPS.BCST 100(DX), Z5, Z5
+	EXP4
+	VMOVAPS.Z   Z2, K1, Z2
+	VMOVAPS.Z   Z3, K2, Z3
+	VMOVAPS.Z   Z4, K3, Z4
+	VMOVAPS.Z   Z5, K4, Z5
+	VMULPS      (R13), Z1, Z6
+	VMULPS      64(R13), Z1, Z7
+	VMULPS      (R13)(CX*1), Z1, Z9
+	VMULPS      64(R13)(CX*1), Z1, Z10
+	EACH4(VMULPS, Z2, Z3, Z4, Z5, Z6, Z7, Z9, Z10)
+	VMULPS.BCST 104(DX), Z2, Z11
+	VMULPS.BCST 104(DX), Z3, Z12
+	VMULPS.BCST 108(DX), Z4, Z13
+	VMULPS.BCST 108(DX), Z5, Z14
+	VADDPS.Z    Z11, Z6, K1, Z6
+	VADDPS.Z    Z12, Z7, K2, Z7
+	VADDPS.Z    Z13, Z9, K3, Z9
+	VADDPS.Z    Z14, Z10, K4, Z10
+	CVT2(11, 2, 4)
+	CVT2(12, 3, 5)
+	VPERMW  Z11, Z0, Z11
+	VPERMW  Z12, Z0, Z12
+	VMOVUPS Z11, (DI)
+	VMOVUPS Z12, 64(DI)
+	CVT2(11, 6, 9)
+	CVT2(12, 7, 10)
+	VPERMW  Z11, Z0, Z11
+	VPERMW  Z12, Z0, Z12
+	VMOVUPS Z11, (R10)
+	VMOVUPS Z12, 64(R10)
+	CVT2(11, 7, 6)
+	CVT2(12, 10, 9)
+	VPROLD  $16, Z11, Z11
+	VPROLD  $16, Z12, Z12
+	VMOVUPS Z11, (R11)
+	VMOVUPS Z12, (R12)
 	ADDQ $128, DI
 	ADDQ $128, R10
 	ADDQ $64, R11
