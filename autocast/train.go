@@ -71,6 +71,17 @@ func (m *Model) OnDisk(param string) []string {
 	return []string{param}
 }
 
+// Joined tells of a parameter that a checkpoint has in another order, as the model
+// does.
+func (m *Model) Joined(param string) (name string, shape []int, read func(rows func(dst []float32, first, n int) error) error, ok bool) {
+	if j, is := m.Trainable.(interface {
+		Joined(param string) (string, []int, func(rows func(dst []float32, first, n int) error) error, bool)
+	}); is {
+		return j.Joined(param)
+	}
+	return "", nil, nil, false
+}
+
 // Report is that of the last graph; nil before the first.
 func (m *Model) Report() *Report { return m.report }
 

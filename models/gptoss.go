@@ -106,24 +106,46 @@ func (s ossStack) find(src *source) (parts []*checkpoint.Tensor, shapes [][]int,
 	return []*checkpoint.Tensor{blocks, scales}, [][]int{append(slices.Clone(scaled), 16), scaled}, ok && ok2
 }
 
-// read fills the parameter, expert by expert.
-func (s ossStack) read(p *graph.Param, parts []*checkpoint.Tensor) error {
+// Joined tells of a parameter that the model's files have in another order, and
+// maybe with another in one tensor: that tensor's name and shape, and how the
+// parameter is read from its rows. A trainer that resumes calls it.
+func (m *Transformer) Joined(param string) (name string, shape []int, read func(rows func(dst []float32, first, n int) error) error, ok bool) {
+	s, ok := m.Config.ossStack(param)
+	if !ok {
+		return "", nil, nil, false
+	}
+	return s.name, s.shape(), func(rows func(dst []float32, first, n int) error) error {
+		return s.reorder(m.params.Get(param), rows)
+	}, true
+}
+
+// reorder fills the parameter from the tensor of its name, expert by expert.
+func (s ossStack) reorder(p *graph.Param, read func(dst []float32, first, n int) error) error {
 	rows := s.out / s.step
 	file, w := make([]float32, s.in*s.out), make([]float32, rows*s.in)
 	for e := range s.experts {
-		if len(parts) == 2 {
-			if err := s.blocks(w, parts[0], parts[1], e); err != nil {
-				return err
+		if err := read(file, e, 1); err != nil {
+			return err
+		}
+		for o := range rows {
+			for i := range s.in {
+				w[o*s.in+i] = file[i*s.out+o*s.step+s.half]
 			}
-		} else {
-			if err := parts[0].Float32Rows(file, e, 1); err != nil {
-				return err
-			}
-			for o := range rows {
-				for i := range s.in {
-					w[o*s.in+i] = file[i*s.out+o*s.step+s.half]
-				}
-			}
+		}
+		narrowPart(p.Tensor(), e*len(w), w)
+	}
+	return nil
+}
+
+// read fills the parameter from what find gives.
+func (s ossStack) read(p *graph.Param, parts []*checkpoint.Tensor) error {
+	if len(parts) == 1 {
+		return s.reorder(p, parts[0].Float32Rows)
+	}
+	w := make([]float32, s.out/s.step*s.in)
+	for e := range s.experts {
+		if err := s.blocks(w, parts[0], parts[1], e); err != nil {
+			return err
 		}
 		narrowPart(p.Tensor(), e*len(w), w)
 	}

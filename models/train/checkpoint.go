@@ -423,6 +423,12 @@ type contents struct {
 // dimension.
 type stacker interface{ OnDisk(param string) []string }
 
+// joiner is a model that saves some parameters in another order, several in one
+// tensor.
+type joiner interface {
+	Joined(param string) (name string, shape []int, read func(rows func(dst []float32, first, n int) error) error, ok bool)
+}
+
 func (t *Trainer) weights() []slot {
 	var s []slot
 	for _, p := range t.model.Params().All() {
@@ -430,6 +436,12 @@ func (t *Trainer) weights() []slot {
 			continue
 		}
 		names, typ := []string{p.Name}, p.Type
+		if m, ok := t.model.(joiner); ok {
+			if name, shape, read, ok := m.Joined(p.Name); ok {
+				s = append(s, slot{name, graph.T(typ.DType, shape...), func(t *checkpoint.Tensor) error { return read(t.Float32Rows) }, p.Frozen})
+				continue
+			}
+		}
 		if m, ok := t.model.(stacker); ok {
 			names = m.OnDisk(p.Name)
 		}

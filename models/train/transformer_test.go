@@ -15,6 +15,7 @@ import (
 	"github.com/seafan/seafan/graph"
 	"github.com/seafan/seafan/models"
 	"github.com/seafan/seafan/models/train"
+	"github.com/seafan/seafan/ops"
 	"github.com/seafan/seafan/ops/native"
 )
 
@@ -251,6 +252,48 @@ func TestN03_TransformerWithDropoutResumes(t *testing.T) {
 	m, _, err := models.Load(filepath.Join(dir, train.LastName))
 	require.NoError(t, err)
 	require.Equal(t, bits(got), bits(m))
+}
+
+// TestJoinedStacksResume: weights that the files have in another order come back with
+// their bits, in FP8 too.
+func TestJoinedStacksResume(t *testing.T) {
+	o := transformerOptions()
+	o.Steps, o.Context, o.EvalEvery, o.SaveEvery = 4, 17, 0, 2
+	for _, fp8 := range []bool{false, true} {
+		dir := t.TempDir()
+		start := func(settings ...train.Setting) (*train.Trainer, *models.Transformer) {
+			m, err := models.New(models.Config{
+				Type: "gpt_oss", Vocab: 256, Hidden: 24, FFN: 20, Layers: 1, Heads: 4, KVHeads: 2, HeadDim: 6, Context: 64, NormEps: 1e-5, RopeTheta: 1e4, Sinks: true,
+				Experts: &models.Experts{FFN: 20, Dense: []bool{false}, Router: ops.Router{Experts: 3, TopK: 2, Renormalize: true}, Clamp: ops.ClampedExpertsOp{Alpha: 1.702, Limit: 7}},
+			})
+			require.NoError(t, err)
+			require.NoError(t, m.Init(o.Seed))
+			var trained train.Model = m
+			if fp8 {
+				trained = autocast.Train(m, autocast.Options{Filter: autocast.Filter{MinSize: 1}})
+			}
+			tr, err := train.New(trained, smallWindows(t, o), o, settings...)
+			require.NoError(t, err)
+			return tr, m
+		}
+		straight, want := start()
+		_, err := straight.Run(context.Background())
+		require.NoError(t, err)
+		ctx, stop := context.WithCancel(context.Background())
+		part, _ := start(train.Dir(dir), train.Each(func(m train.Metric) {
+			if m.Step == 2 {
+				stop()
+			}
+		}))
+		_, err = part.Run(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		again, got := start(train.Dir(dir))
+		require.NoError(t, again.Resume())
+		require.EqualValues(t, 2, again.Step())
+		_, err = again.Run(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, bits(want), bits(got))
+	}
 }
 
 func TestN01_TransformerInMicroBatches(t *testing.T) {
