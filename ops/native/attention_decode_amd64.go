@@ -33,6 +33,9 @@ func attnJoin(x, y, wx, wy *float32, rows, d int)
 //go:noescape
 func fetchToWrite(p unsafe.Pointer, n int)
 
+//go:noescape
+func storeBF16(y *uint16, x *float32, n int)
+
 // scores runs the product with keys that lie in form.
 func (t *decodeTile) scores(form kvForm) {
 	switch form {

@@ -240,3 +240,34 @@ line:
 	SUBQ $64, CX
 	JG   line
 	RET
+
+// func storeBF16(y *uint16, x *float32, n int)
+//
+// y = x rounded as bf16Of does it, for n > 0, a multiple of 16.
+TEXT ·storeBF16(SB), NOSPLIT, $0-24
+	MOVQ         y+0(FP), DI
+	MOVQ         x+8(FP), SI
+	MOVQ         n+16(FP), CX
+	MOVL         $1, AX
+	VPBROADCASTD AX, Z4
+	MOVL         $0x7fff, AX
+	VPBROADCASTD AX, Z5
+	MOVL         $0x400000, AX
+	VPBROADCASTD AX, Z6
+
+store:
+	VMOVUPS  (SI), Z0
+	VPSRLD   $16, Z0, Z1
+	VPANDD   Z4, Z1, Z1
+	VPADDD   Z5, Z1, Z1
+	VPADDD   Z0, Z1, Z1
+	VCMPPS   $3, Z0, Z0, K1  // NaN
+	VPORD    Z6, Z0, K1, Z1
+	VPSRLD   $16, Z1, Z1
+	VPMOVDW  Z1, (DI)
+	ADDQ     $64, SI
+	ADDQ     $32, DI
+	SUBQ     $16, CX
+	JNZ      store
+	VZEROUPPER
+	RET

@@ -15,3 +15,5 @@ func attnSoftmax(p *float32, ldp, rows, n int, tops, bases *float32, sums *float
 func attnJoin(x, y, wx, wy *float32, rows, d int) {}
 
 func fetchToWrite(p unsafe.Pointer, n int) {}
+
+func storeBF16(y *uint16, x *float32, n int) {}

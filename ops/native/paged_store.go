@@ -66,8 +66,14 @@ func (s *kvRows[T]) write(token int, x []T) {
 	switch {
 	case s.narrow.BF16 != nil:
 		to := s.narrow.BF16[token*n:][:n]
-		for i, v := range x {
-			to[i] = bf16Of(float32(v))
+		full := 0
+		if inAssembly[T]() && gemmKernel >= avx512Kernel {
+			if full = n &^ 15; full > 0 {
+				storeBF16(&to[0], f32p(x), full)
+			}
+		}
+		for i := full; i < n; i++ {
+			to[i] = bf16Of(float32(x[i]))
 		}
 	case s.narrow.F16 != nil:
 		to := s.narrow.F16[token*n:][:n]

@@ -2,6 +2,7 @@ package native
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/seafan/seafan/ops/optest"
@@ -68,6 +69,40 @@ func TestNarrowPages(t *testing.T) {
 				optest.RequireClose(t, "out", got.Out, out, optest.Float32, 10)
 				optest.RequireClose(t, "lse", got.LSE, lse, optest.Float32, 10)
 			})
+		}
+	}
+}
+
+// Every kind of number is stored as the nearest bf16, a NaN quiet with the upper
+// half of its bits, in whole vectors and behind them.
+func TestStoreBF16(t *testing.T) {
+	const tokens, width = 2000, 37
+	x, slots := make([]float32, tokens*width), make([]int32, tokens)
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range x {
+		x[i] = math.Float32frombits(r.Uint32())
+		switch i % 5 {
+		case 0: // half way, or next to it
+			x[i] = math.Float32frombits(r.Uint32()&^0xFFFF | 0x7FFF + r.Uint32()%3)
+		case 1: // infinity and NaN
+			x[i] = math.Float32frombits(r.Uint32() | 0x7F800000&^(r.Uint32()&1<<16))
+		case 2: // subnormal
+			x[i] = math.Float32frombits(r.Uint32() &^ 0x7F800000)
+		}
+	}
+	for i := range slots {
+		slots[i] = int32(tokens - 1 - i)
+	}
+	got := optest.Guard[uint16](len(x))
+	AppendNarrowPages(NarrowPool{BF16: got.Data}, x, slots, 1, width)
+	optest.CheckGuards(t, "pool", got)
+	for i, v := range x {
+		want := optest.BF16.EncodeIEEE(float64(v))
+		if v != v {
+			want = uint16(math.Float32bits(v)>>16) | 0x40
+		}
+		if stored := got.Data[int(slots[i/width])*width+i%width]; stored != want {
+			t.Fatalf("%x became %x, not %x", math.Float32bits(v), stored, want)
 		}
 	}
 }
