@@ -42,7 +42,7 @@ var ggufLayer = map[string]string{
 	"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
 	"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 
-	"mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
+	"mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
 	"mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
 
 	"self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
@@ -55,6 +55,7 @@ var ggufLayer = map[string]string{
 
 // ggufWhole are tensors whose names in a layer change as a whole.
 var ggufWhole = map[string]string{
+	"self_attn.sinks":                  "attn_sinks.weight",
 	"mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias",
 }
 

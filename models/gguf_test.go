@@ -25,7 +25,7 @@ type ggufFile struct {
 	keys, tensors, data bytes.Buffer
 	nKeys, nTensors     uint64
 
-	code func(name string, n int) (kind uint32, data []byte) // of matrices and stacks; nil: they are float32
+	code func(name string, n int) (kind uint32, data []byte) // of matrices and stacks; nil, or without data: they are float32
 }
 
 func (g *ggufFile) string(b *bytes.Buffer, s string) {
@@ -92,7 +92,7 @@ func (g *ggufFile) bytes() []byte {
 // llama3's rotation are a tensor.
 func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	c := m.Config
-	arch := map[string]string{"gemma3_text": "gemma3", "mixtral": "llama", "olmo3": "olmo2", "qwen3_moe": "qwen3moe", "deepseek_v3": "deepseek2", "kimi_linear": "kimi-linear", "mistral": "llama"}[c.Type]
+	arch := map[string]string{"gemma3_text": "gemma3", "mixtral": "llama", "olmo3": "olmo2", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "deepseek_v3": "deepseek2", "kimi_linear": "kimi-linear", "mistral": "llama"}[c.Type]
 	if arch == "" {
 		arch = c.Type
 	}
@@ -143,7 +143,7 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	case "mixtral":
 		keys["rope.dimension_count"] = uint32(c.HeadDim)
 	}
-	if c.Global != nil && c.Type != "gemma2" {
+	if c.Global != nil && c.Type != "gemma2" && c.Type != "gpt_oss" {
 		var slides []bool
 		for l := range c.Layers {
 			slides = append(slides, c.WindowOf(l) > 0)
@@ -177,7 +177,7 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		}
 	}
 	names := strings.NewReplacer(
-		"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "mlp.gate.weight", "ffn_gate_inp.weight", "mlp.experts.gate_proj", "ffn_gate_exps", "mlp.experts.up_proj", "ffn_up_exps",
+		"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "mlp.gate.weight", "ffn_gate_inp.weight", "mlp.router", "ffn_gate_inp", "self_attn.sinks", "attn_sinks.weight", "mlp.experts.gate_proj", "ffn_gate_exps", "mlp.experts.up_proj", "ffn_up_exps",
 		"mlp.experts.down_proj", "ffn_down_exps", "mlp.shared_experts.gate_proj", "ffn_gate_shexp", "mlp.shared_experts.up_proj", "ffn_up_shexp", "mlp.shared_experts.down_proj", "ffn_down_shexp",
 		"self_attn.q_a_proj", "attn_q_a", "self_attn.q_a_layernorm", "attn_q_a_norm", "self_attn.q_b_proj", "attn_q_b",
 		"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", "self_attn.kv_a_layernorm", "attn_kv_a_norm", "self_attn.kv_b_proj", "attn_kv_b",
@@ -187,7 +187,7 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		"self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v", "self_attn.o_proj", "attn_output", "self_attn.qkv_proj", "attn_qkv", "mlp.gate_up_proj", "ffn_up",
 		"self_attn.q_norm", "attn_q_norm", "self_attn.k_norm", "attn_k_norm", "mlp.gate_proj", "ffn_gate", "mlp.up_proj", "ffn_up", "mlp.down_proj", "ffn_down",
 		"input_layernorm", "attn_norm", "pre_feedforward_layernorm", "ffn_norm", "post_feedforward_layernorm", "post_ffw_norm",
-		"post_attention_layernorm", map[bool]string{true: "ffn_norm", false: "post_attention_norm"}[arch != "gemma2" && arch != "gemma3" && arch != "olmo2"])
+		"post_attention_layernorm", map[bool]string{true: "ffn_norm", false: "post_attention_norm"}[arch != "gemma2" && arch != "gemma3" && arch != "olmo2" && arch != "gpt-oss"])
 	for _, p := range m.Params().All() {
 		w := graph.Data[float32](p.Tensor())
 		out := append([]float32(nil), w...)
@@ -238,9 +238,10 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 			shape = []int{1, shape[0], 1, shape[2]}
 		}
 		if name := names.Replace(p.Name); g.code != nil && len(shape) > 1 {
-			kind, data := g.code(name, len(out))
-			g.typed(name, shape, kind, data)
-			continue
+			if kind, data := g.code(name, len(out)); data != nil {
+				g.typed(name, shape, kind, data)
+				continue
+			}
 		}
 		g.tensor(names.Replace(p.Name), shape, out)
 	}
@@ -267,7 +268,7 @@ func halvesOf(c models.Config, w []float32) (keys, values []float32) {
 func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 	for _, path := range []string{
 		"golden/llama_untied_bias", "golden/mistral", "golden/mixtral", "golden/qwen2", "golden/qwen3", "golden/olmo2", "golden/olmo3", "golden/gemma", "golden/gemma2",
-		"golden/gemma3", "golden/granite", "golden/phi3", "variants/phi3_longrope", "golden/smollm3", "golden/qwen3_moe", "golden/deepseek_v3", "golden/kimi_linear",
+		"golden/gemma3", "golden/granite", "golden/phi3", "variants/phi3_longrope", "golden/smollm3", "golden/qwen3_moe", "golden/deepseek_v3", "golden/kimi_linear", "golden/gpt_oss",
 	} {
 		name := filepath.Base(path)
 		t.Run(name, func(t *testing.T) {
@@ -278,6 +279,8 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 				m.Config.Scale = 1 / math.Sqrt(float64(m.Config.HeadDim))
 			case "smollm3": // every fourth layer does not rotate, none slides
 				m.Config.Window, m.Config.Global, m.Config.NoRope = 0, nil, []bool{false, false, false, true, false}
+			case "gpt_oss":
+				m.Config.Experts.Clamp.Limit = 7
 			case "deepseek_v3":
 				m.Config.RopeScale.MScale = m.Config.RopeScale.MScaleAllDim
 			case "phi3_longrope": // factors are float32 there
@@ -400,7 +403,7 @@ func TestGGUFRefusals(t *testing.T) {
 	g.key("general.architecture", "rwkv")
 	require.NoError(t, os.WriteFile(path, g.bytes(), 0o666))
 	_, err := models.Open(path)
-	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: deepseek2, gemma, gemma2, gemma3, granite, kimi-linear, llama, olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3)`)
+	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: deepseek2, gemma, gemma2, gemma3, gpt-oss, granite, kimi-linear, llama, olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3)`)
 }
 
 // FuzzOpenGGUF: whatever a GGUF file says, opening it does not panic.

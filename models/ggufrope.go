@@ -34,6 +34,7 @@ func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotarySc
 		s = native.RotaryScaling{Type: kind, ModelPositions: c.Context}
 		s.Factor = k.float("rope.scaling.factor")
 		s.OriginalPositions = orElse(k, "rope.scaling.original_context_length", k.int, 0)
+		s.NoTruncate = c.Type == "gpt_oss" // no key says so
 		s.BetaFast = tidy(orElse(k, "rope.scaling.yarn_beta_fast", k.float, 0))
 		s.BetaSlow = tidy(orElse(k, "rope.scaling.yarn_beta_slow", k.float, 0))
 		if m := tidy(orElse(k, "rope.scaling.yarn_log_multiplier", k.float, 0)); m != 0 && c.Type == deepseekType {

@@ -50,6 +50,12 @@ var gptOSS = architecture{
 	},
 	onDisk: func(_ *Config, name string) []string { return []string{name} },
 	layer:  sparseLayer,
+	gguf: &ggufForm{name: "gpt-oss", windows: true,
+		norms: map[string]string{"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm"},
+		more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+			f.LocalExperts, f.TopK, f.IntermediateSize = k.experts(), new(k.int("expert_used_count")), k.int("expert_feed_forward_length")
+		},
+	},
 }
 
 // ossStack is how a file of gpt_oss has a stack of experts, or its bias: as

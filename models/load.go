@@ -59,7 +59,7 @@ func (s storage) ofMatrix(t *checkpoint.Tensor) dtype.DType {
 		return s.matrices
 	case t.DType() == dtype.BFloat16 || t.DType() == dtype.Float16:
 		return t.DType()
-	case t.DType() == dtype.UInt8 && t.Coding() == checkpoint.Plain: // blocks of MXFP4, whose values are bfloat16's
+	case t.DType() == dtype.UInt8 && t.Coding() == checkpoint.Plain || t.Coding() == checkpoint.MXFP4: // blocks whose values are bfloat16's
 		return dtype.BFloat16
 	}
 	return dtype.Float32
@@ -139,6 +139,8 @@ type source struct {
 	other func(name string) string // as in architecture
 	naming
 	kept storage
+
+	clamped bool // experts have biases and a clamped unit
 }
 
 func (s *source) lookup(name string) (*checkpoint.Tensor, bool) {
@@ -171,6 +173,7 @@ func load(c Config, s *source) (m *Transformer, report LoadReport, err error) {
 		return nil, report, err
 	}
 	s.other = architectures[c.Type].other
+	s.clamped = c.Experts != nil && c.Experts.Clamp.Limit > 0
 	s.naming = namingOf(func(n naming) bool { _, ok := s.ck.Lookup(n.inFile(tableName)); return ok })
 	made.within = s.withinSeeing()
 	if report, err = made.assign(s); err != nil {
@@ -229,7 +232,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 			from[p.Name] = []*checkpoint.Tensor{t}
 			continue
 		}
-		if stack, ok := m.Config.ossStack(p.Name); ok {
+		if stack, ok := m.Config.ossStack(p.Name); ok && s.gguf == nil {
 			parts, wants, ok := stack.find(s)
 			if !ok {
 				missing = append(missing, stack.name)
@@ -331,7 +334,7 @@ func (m *Transformer) assign(s *source) (LoadReport, error) {
 		}
 		if fused, half := s.fusedExperts(want.Name); fused != nil {
 			err = readHalf(p, fused, half)
-		} else if stack, ok := m.Config.ossStack(want.Name); ok {
+		} else if stack, ok := m.Config.ossStack(want.Name); ok && s.gguf == nil {
 			err = stack.read(p, parts)
 		} else if s.splitKV(want.Name) != nil {
 			err = m.readKV(p, parts)

@@ -91,6 +91,9 @@ func (s storage) blocks(t *checkpoint.Tensor, shape []int) ops.Coding {
 func (s *source) blocksOf(p *graph.Param, from map[string][]*checkpoint.Tensor) ops.Coding {
 	names := []string{p.Name}
 	if mixture, ok := mixtureOf(p.Name); ok {
+		if s.clamped {
+			return 0 // their op reads none
+		}
 		names = append(names, mixture+"gate_proj.weight", mixture+"up_proj.weight", mixture+"down_proj.weight")
 	}
 	for _, name := range names {

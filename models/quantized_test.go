@@ -263,3 +263,34 @@ func TestDecodedWeightsThatNoMemoryHolds(t *testing.T) {
 	require.ErrorContains(t, err, "weights decoded to float32, such as token_embd.weight from Q5_0, of ")
 	require.ErrorContains(t, err, " cannot be had: this machine has ")
 }
+
+// TestStacksOfMXFP4InGGUF: those of gpt_oss, whose numbers are bfloat16's, are kept so.
+func TestStacksOfMXFP4InGGUF(t *testing.T) {
+	m, _, err := models.Load("testdata/golden/gpt_oss")
+	require.NoError(t, err)
+	m.Config.Experts.Clamp.Limit = 7 // what files mean
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	r := rand.New(rand.NewPCG(1, 2))
+	require.NoError(t, os.WriteFile(path, ggufOf(m, func(g *ggufFile) {
+		g.code = func(name string, n int) (kind uint32, data []byte) {
+			if !strings.Contains(name, "_exps.weight") {
+				return 0, nil
+			}
+			for range n / 32 {
+				data = append(data, byte(118+r.IntN(4)))
+				for range 16 {
+					data = append(data, byte(r.Uint32()))
+				}
+			}
+			return 39, data
+		}
+	}), 0o666))
+	o, err := models.Open(path)
+	require.NoError(t, err)
+	defer o.Close()
+	require.Equal(t, dtype.BFloat16, o.Params().Get("model.layers.0.mlp.experts.up_proj.weight").Type.DType)
+	wide, err := models.Open(path, models.Widen())
+	require.NoError(t, err)
+	ids := []int32{3, 1, 4, 1, 5, 9, 2, 6}
+	require.Equal(t, slices.Clone(runLogits(t, wide.Transformer, ids)), runLogits(t, o.Transformer, ids))
+}
