@@ -3,22 +3,23 @@
 // when nothing cuts). The draw is Philox4x32-10 of (number of the token; seed), so the same seed gives the same text wherever
 // the sums of weights do not fall within rounding of each other. Philox: Salmon et al., SC 2011.
 //
-// A cluster of blocks of 1024 threads owns a row, a warp a segment of 512 tokens (more where V is above 262144) of every
-// 32 times as many as there are blocks. One pass finds each segment's likeliest token and its weights' float64 sum relative
-// to that token. Nothing cuts: the sums are scaled and added in the order of the segments, a warp walks the one that holds the
-// draw. Cuts: weights are whole numbers of 2^-shift, whose sums do not depend on their order, so nothing depends on how many
-// blocks there are. The k-th largest of a block's threads' largest logits bounds the k-th largest logit from below; what is
-// not below it is gathered and sorted by (logit, id), up to 2048 tokens. Where these are not enough (top-k above 512, a flat
-// distribution, ties) a border is found by a histogram of 1024 bins, by counts for top-k and by weights for top-p and the
-// draw: equal steps of the logit first, then of an order-preserving key, until the bin of the border has up to 2048 tokens, which
-// are sorted, or one key, whose tokens go by their ids. A request whose number is below 0 draws nothing and gets -1, a NaN
-// answers -2, a largest logit that is infinite -3. Every row is independent of its batch. Logits are read in packs of four
-// where rows are aligned. V up to 4194304. Shared memory: 42 KB; local memory: 400 bytes. Any arch; clusters on sm_90a.
-#include "cluster.cuh"
-#include "logits.cuh"
+// A cluster of blocks of 1024 threads owns a row, a warp segments of 512 tokens (more where V is above 262144). One pass finds
+// each segment's likeliest token and its weights' float64 sum relative to that. Nothing cuts: the sums are scaled and added in
+// the order of the segments, a warp walks the one that holds the draw. Cuts: weights are whole numbers of 2^-shift, whose sums
+// do not depend on their order, so nothing depends on how many blocks there are or which of these ways a row goes:
+// - A logit that a sufficient number of threads reach by their largest ones is a bound; what is not below it, up to 2048 tokens,
+//   is gathered and sorted by (logit, id).
+// - Where these are not enough (top-k above 512, a flat distribution) one pass outlines the weights in 1024 bins of equal steps
+//   of the logit, and says in which ones top-p's border and the draw lie; a second one sums what is in front of them and gathers
+//   their tokens. top-k above 512 first finds its own border, by counts.
+// - Where the outline does not do (ties, all tokens within a bin): borders.cuh, bin by bin to single keys.
+// A request whose number is below 0 draws nothing and gets -1, a NaN answers -2, a largest logit that is infinite -3. Every row is
+// independent of its batch. Logits are read in packs of four where rows are aligned. V up to 4194304. Shared memory: 42 KB;
+// local memory: 400 bytes. Any arch; clusters on sm_90a.
+#include "borders.cuh"
 
 namespace {
-constexpr int SEGMENTS = 512, LIST = 2048, BINS = 1024, FEW = 512;
+constexpr int FEW = 512;
 
 // What a request asks for; 8 words.
 struct Draw {
@@ -40,28 +41,6 @@ template <class T> struct Params {
   int vocabulary, seen_stride;
 };
 
-struct Shared {
-  union {
-    u64 list[LIST];  // what this block gathers
-    struct {
-      uint32_t low[BINS], high[BINS];  // of the sums of its bins
-    };
-    int equal[SEGMENTS];  // tokens of one key in its segments
-  } own;
-  u64 list[LIST];  // of the cluster, sorted: key and inverted id, so that larger is better
-  u64 best[SEGMENTS];
-  double sum[SEGMENTS];
-  union {
-    u64 whole[WARPS];
-    double real[WARPS];
-  } warps;
-  uint32_t bound[8], least[8];  // of the blocks: a key of which top-k have as much, the key of the lowest finite logit
-  u64 found, upto;
-  double before;
-  int filled, chosen, last;
-  uint32_t lowest;
-};
-
 // The upper 53 bits of the first two words of Philox4x32-10.
 __device__ __forceinline__ uint64_t random53(const Draw& d) {
   uint32_t c0 = d.number, c1 = 0, c2 = 0, c3 = 0, k0 = d.seed[0], k1 = d.seed[1];
@@ -74,251 +53,152 @@ __device__ __forceinline__ uint64_t random53(const Draw& d) {
   return ((uint64_t)c0 << 32 | c1) >> 11;
 }
 
-// The first token, in the order of the ids, where the sum of f of the logits is above u, or the last one whose f is not 0: mine
-// is the sum of the thread's segment, upto that of it and all before.
-template <class T, class F> __device__ __forceinline__ int in_order(Shared& s, const Row<T>& z, double mine, double upto, double u, F f) {
-  const int tid = threadIdx.x, lane = tid % 32;
-  if (tid == 0) s.chosen = SEGMENTS, s.last = 0;
-  __syncthreads();
-  if (mine > 0) {
-    atomicMax(&s.last, tid);
-    if (upto > u) atomicMin(&s.chosen, tid);
-  }
-  __syncthreads();
-  const int segment = min(s.chosen, s.last);
-  if (tid == segment) s.before = upto - mine;
-  __syncthreads();
-  if (tid < 32) {
-    double base = s.before;
-    int token = -1;
-    bool done = false;
-#pragma unroll 1
-    for (int first = segment * z.span; !done && first < min(z.V, (segment + 1) * z.span); first += SEGMENT) {
-      float x[16];
-      z.load(first, x);
-#pragma unroll
-      for (int j = 0; j < 16; j += 4) {
-        double w[4], sum = 0;
-#pragma unroll
-        for (int k = 0; k < 4; k++) sum += w[k] = f(x[j + k]);
-        double to = sum;
-#pragma unroll
-        for (int o = 1; o < 32; o *= 2) {
-          const double y = __shfl_up_sync(~0u, to, o);
-          if (lane >= o) to += y;
-        }
-        double at = __shfl_up_sync(~0u, to, 1);
-        at = lane ? base + at : base;
-        int last = -1, hit = -1;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-          at += w[k];
-          if (w[k] > 0) last = k;
-          if (w[k] > 0 && at > u && hit < 0) hit = k;
-        }
-        base += __shfl_sync(~0u, to, 31);
-        const unsigned hits = __ballot_sync(~0u, hit >= 0), some = __ballot_sync(~0u, last >= 0);
-        if (!done && some) {
-          done = hits != 0;
-          const int from = hits ? __ffs(hits) - 1 : 31 - __clz(some);
-          token = __shfl_sync(~0u, z.id(first, j) + (hits ? hit : last), from);
-        }
-      }
-    }
-    if (lane == 0) s.last = token;
-  }
-  __syncthreads();
-  return s.last;
-}
-
-// What is left of a row: logits above floor, those at it up to an id, and of these the ones whose weight is at least least.
-struct Kept {
-  double top, rate, unit, least;  // unit: weights in fixed point are this times as large
-  float floor;
-  int id;
-  __device__ __forceinline__ bool has(float x, int i) const { return x > floor || x == floor && i <= id; }
-  template <bool WEIGHTS> __device__ __forceinline__ u64 measure(float x) const {
-    if (!WEIGHTS) return 1;
-    const double w = weight(x, top, rate);
-    return w >= least ? __double2ull_rn(w * unit) : 0;
-  }
-};
-
-// Bins by the logit, and where scale is below 0 by the key.
-struct Bins {
-  float top, scale;
-  uint32_t high;
-  int shift;
-  __device__ __forceinline__ int of(float x) const { return scale >= 0 ? (int)fminf((top - x) * scale, BINS - 1) : (int)((high - key_of(x)) >> shift); }
-  // The lowest key from `low` to high whose bin, by the logit, is at most b; high's is. A warp searches.
-  __device__ __forceinline__ uint32_t from(uint32_t low, uint32_t to, int b) const {
-    while (low < to) {
-      const uint32_t step = (to - low) / 32 + 1, at = min(to, low + step * (threadIdx.x % 32));
-      const unsigned in = __ballot_sync(~0u, of(logit_of(at)) <= b);
-      const int first = in ? __ffs(in) - 1 : 32;
-      const uint32_t below = low + step * (first - 1) + 1;  // means nothing where first is 0
-      if (first < 32) to = min(to, low + step * first);
-      if (first > 0) low = min(to, below);
-    }
-    return low;
-  }
-};
-
-// Gathers and sorts what is kept of the logits from low to high; their number, above LIST where there is no room.
-template <class T> __device__ __noinline__ int gather(Shared& s, const Row<T>& z, const Kept& kept, float low, float high) {
-  const int tid = threadIdx.x, lane = tid % 32;
-  const Kept k = kept;
-  if (tid == 0) s.filled = 0;
-  __syncthreads();
-  z.each([&](int, int first) {
-    float x[16];
-    z.load(first, x);
-    unsigned in = 0;
-#pragma unroll
-    for (int j = 0; j < 16; j++) in |= (x[j] >= low && x[j] <= high && k.has(x[j], z.id(first, j)) ? 1u : 0u) << j;
-    if (!__any_sync(~0u, in)) return;
-    const int n = __popc(in);
-    int upto = n;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-      const int y = __shfl_up_sync(~0u, upto, o);
-      if (lane >= o) upto += y;
-    }
-    int at = lane == 31 ? atomicAdd(&s.filled, upto) : 0;
-    at = __shfl_sync(~0u, at, 31) + upto - n;
-#pragma unroll
-    for (int j = 0; j < 16; j++)
-      if (in >> j & 1) {
-        if (at < LIST) s.own.list[at] = (u64)key_of(x[j]) << 32 | (uint32_t)~z.id(first, j);
-        at++;
-      }
-  });
-  cluster_meet();
-  int n = 0, size = 64;
-  for (int r = 0; r < z.blocks; r++) {
-    const int more = *cluster_peer(&s.filled, r);
-    const u64* from = cluster_peer(s.own.list, r);
-    for (int i = tid; i < more && n + i < LIST; i += THREADS) s.list[n + i] = from[i];
-    n += more;
-  }
-  while (size < min(n, LIST)) size *= 2;
-  for (int i = n + tid; i < size; i += THREADS) s.list[i] = 0;
-  cluster_meet();
-  if (n <= LIST) sort(s.list, size);
-  return n;
-}
-
-// The sum of the measures of what is kept of the logits from low to high in the thread's bin.
-template <bool WEIGHTS, class T> __device__ __noinline__ u64 fill(Shared& s, const Row<T>& z, const Kept& kept, const Bins& bins, float low, float high) {
-  const int tid = threadIdx.x, lane = tid % 32;
-  const Kept k = kept;
+// The thread's bin as a sum of whole numbers: of each token its weight relative to the heaviest that its bin can hold, times
+// `whole`. step: the logarithm of the weights at a bin's ends.
+template <class T> __device__ __noinline__ uint32_t outline(Shared& s, const Row<T>& row, const Kept& kept, const Bins& bins, float step, float whole) {
+  const int tid = threadIdx.x, lane = tid % 32, id = kept.id;
   const Bins by = bins;
-  s.own.low[tid] = s.own.high[tid] = 0;
+  const Row<T> z = row;
+  const float floor = kept.floor;
+  s.own.low[tid] = 0;
   __syncthreads();
-  auto add = [&](int bin, u64 m) {
-    const uint32_t old = atomicAdd(s.own.low + bin, (uint32_t)m), more = (uint32_t)(m >> 32) + (old + (uint32_t)m < old);
-    if (more) atomicAdd(s.own.high + bin, more);
-  };
-  z.each([&](int, int first) {
-    float x[16];
-    z.load(first, x);
+  z.each4([&](int, int i, const float (&x)[4]) {
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
-      const u64 m = x[j] >= low && x[j] <= high && k.has(x[j], z.id(first, j)) ? k.template measure<WEIGHTS>(x[j]) : 0;
+    for (int j = 0; j < 4; j++) {
+      const float at = fminf((by.top - x[j]) * by.scale, BINS), y = step * (at - fminf(floorf(at), BINS - 1));
       const int bin = by.of(x[j]);
-      const unsigned in = __ballot_sync(~0u, m != 0);
-      if (!in) continue;
-      const int leader = __ffs(in) - 1;
-      if (__all_sync(~0u, bin == __shfl_sync(~0u, bin, leader) || m == 0)) {
-        constexpr uint32_t PART = (1u << 27) - 1;
-        const u64 sum = __reduce_add_sync(~0u, (uint32_t)m & PART) + ((u64)__reduce_add_sync(~0u, (uint32_t)(m >> 27) & PART) << 27) + ((u64)__reduce_add_sync(~0u, (uint32_t)(m >> 54)) << 54);
-        if (lane == leader) add(bin, sum);
-      } else if (m) {
-        add(bin, m);
+      const bool in = x[j] > -INFINITY && (x[j] > floor || x[j] == floor && i + j <= id);
+      const uint32_t q = in ? (uint32_t)(whole * (1.f + y * (-1.f + y * (.5f - y * .16666667f))) + .5f) : 0;
+      const unsigned some = __ballot_sync(~0u, in);
+      if (!some) continue;
+      const int leader = __ffs(some) - 1;
+      if (__all_sync(~0u, bin == __shfl_sync(~0u, bin, leader) || !in)) {
+        const uint32_t sum = __reduce_add_sync(~0u, q);
+        if (lane == leader) atomicAdd(s.own.low + bin, sum);
+      } else if (in) {
+        atomicAdd(s.own.low + bin, q);
       }
     }
   });
   cluster_meet();
-  u64 sum = 0;
-  for (int r = 0; r < z.blocks; r++) sum += (u64)cluster_peer(s.own.high, r)[tid] << 32 | cluster_peer(s.own.low, r)[tid];
+  const uint32_t sum = of_all(z, s.own.low + tid);
   cluster_meet();
   return sum;
 }
 
-// The token where the sum of measures from the top reaches the target, and the sum with it.
-struct Border {
-  float logit;
-  int id;
-  u64 upto;
-};
-
-// The bin where the sum from the top reaches the target; s.upto is the sum before.
-__device__ __forceinline__ int reach(Shared& s, u64 mine, u64 upto, u64 target) {
-  if (upto - mine < target && upto >= target) s.chosen = threadIdx.x, s.upto = upto - mine;
+// Gathers what is kept in the bins from e[0] to e[1] and from e[2] to e[3]. s.sums: the measures in front of e[0], in front of
+// e[2], and of all that weighs at least least.
+template <class T> __device__ __noinline__ int weigh(Shared& s, const Row<T>& row, const Kept& kept, const Bins& bins, int4 e, double least) {
+  const Kept k = kept;
+  const Bins by = bins;
+  const Row<T> z = row;
+  u64 sums[3] = {0, 0, 0};
+  if (threadIdx.x == 0) s.filled = 0;
+  if (threadIdx.x < 3) s.sums[threadIdx.x] = 0;
   __syncthreads();
-  return s.chosen;
+  z.each4([&](int, int i, const float (&x)[4]) {
+    unsigned in = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (!(x[j] > -INFINITY && k.has(x[j], i + j))) continue;
+      const int bin = by.of(x[j]);
+      const double w = weight(x[j], k.top, k.rate);
+      const u64 m = __double2ull_rn(w * k.unit);
+      if (bin < e.x) sums[0] += m;
+      if (bin < e.z) sums[1] += m;
+      if (w >= least) sums[2] += m;
+      in |= (bin >= e.x && bin <= e.y || bin >= e.z && bin <= e.w ? 1u : 0u) << j;
+    }
+    __syncwarp();
+    append(s, i, x, in);
+  });
+#pragma unroll
+  for (int i = 0; i < 3; i++) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) sums[i] += __shfl_xor_sync(~0u, sums[i], o);
+    if (threadIdx.x % 32 == 0) atomicAdd(s.sums + i, sums[i]);
+  }
+  const int n = merge(s, z);  // the blocks have met, and stay until the next time that they meet
+  return n;
 }
 
-// The border for a target of at least 1 and at most the total; mine is the sum of the thread's bin.
-template <bool WEIGHTS, class T> __device__ __noinline__ Border find(Shared& s, const Row<T>& z, const Kept& kept, Bins by, u64 mine, u64 target) {
+// The token by two passes: an outline of the weights in bins that says in which ones the borders are, then sums of all in front of
+// these, and their tokens. -1 where the outline is not fine enough, or the tokens are too many; what it says is checked.
+template <class T> __device__ __noinline__ int draw_between(Shared& s, const Row<T>& z, const Draw& d, const Kept& k, const Bins& by, double mass, bool cut_k, bool cut_p) {
   const int tid = threadIdx.x;
-  u64 total;
-  int bin = reach(s, mine, scan(mine, s.warps.whole, total), target);
-  uint32_t high = bin ? by.from(LOWEST, by.high, bin - 1) - 1 : by.high;
-  uint32_t low = by.from(LOWEST, high, bin);
-  u64 above = s.upto;
-  by.scale = -1;
-  Border b;
-#pragma unroll 1
-  while (low < high) {
-    __syncthreads();
-    const int n = gather(s, z, kept, logit_of(low), logit_of(high));
-    if (n <= LIST) {
-      u64 m[2];
-#pragma unroll
-      for (int i = 0; i < 2; i++) m[i] = 2 * tid + i < n ? kept.template measure<WEIGHTS>(logit_of(s.list[2 * tid + i] >> 32)) : 0;
-      const u64 upto = above + scan(m[0] + m[1], s.warps.whole, total), middle = upto - m[1];
-      if (upto >= target && upto - m[0] - m[1] < target) {
-        const bool first = middle >= target;
-        s.found = s.list[2 * tid + !first], s.upto = first ? middle : upto;
-      }
-      __syncthreads();
-      b.logit = logit_of(s.found >> 32), b.id = ~(uint32_t)s.found, b.upto = s.upto;
-      __syncthreads();
-      return b;
-    }
-    by.high = high, by.shift = 0;
-    while ((high - low) >> by.shift >= BINS) by.shift++;
-    mine = fill<WEIGHTS>(s, z, kept, by, logit_of(low), logit_of(high));
-    bin = reach(s, mine, above + scan(mine, s.warps.whole, total), target);
-    above = s.upto;
-    high -= (uint32_t)bin << by.shift;
-    low = max(low, high - ((1u << by.shift) - 1));
-  }
-  // Tokens of one logit go by their ids.
-  b.logit = logit_of(low);
-  const u64 each = kept.template measure<WEIGHTS>(b.logit), rank = (target - above + each - 1) / each;
-  __syncthreads();
-  for (int i = tid; i < SEGMENTS; i += THREADS) s.own.equal[i] = 0;
-  __syncthreads();
-  z.each([&](int segment, int first) {
-    float x[16];
-    z.load(first, x);
-    int n = 0;
-#pragma unroll
-    for (int j = 0; j < 16; j++) n += x[j] == b.logit;
-    n = __reduce_add_sync(~0u, n);
-    if (tid % 32 == 0) s.own.equal[segment] += n;
-  });
-  cluster_meet();
-  const double equal = tid < z.segments() ? cluster_peer(s.own.equal, tid % z.blocks)[tid] : 0;
-  cluster_meet();
+  const double width = 1. / (double)by.scale;  // of a bin
+  const float step = (float)(width / (double)d.temperature);
+  if (!(step <= .04f) || cut_k && cut_p && d.min_p > 0) return -1;
+  const int bits = min(13, __clz(z.V) - 1);
+  const double whole = (double)(1 << bits), off = .55 / whole + 3e-5, high = 1 + off, low = 1 - off;
+  const uint32_t q = outline(s, z, k, by, step, (float)whole);
   double all;
-  const double upto = scan(equal, s.warps.real, all);
-  b.id = in_order(s, z, equal, upto, (double)(rank - 1), [&](float x) { return x == b.logit ? 1. : 0.; });
-  b.upto = above + rank * each;
+  const double at = (double)q / whole * weight((float)-tid, 0., width * k.rate), upto = scan(at, s.warps.real, all);
+  if (tid < 4) s.edges[tid] = BINS - 1;
+  if (tid == 0) s.filled = 0;
+  ((double*)s.list)[tid] = upto;
   __syncthreads();
-  return b;
+  double least = all * low, most = all * high;  // between them is the sum of what is left
+  if (cut_p) {
+    const double share = d.top_p * (cut_k ? all : mass), from = share * (cut_k ? low : 1 - 1e-9), to = share * (cut_k ? high : 1 + 1e-9);
+    if (upto * high >= from) atomicMin(s.edges + 2, tid);
+    if (upto * low >= to) atomicMin(s.edges + 3, tid);
+    __syncthreads();
+    least = fmin(least, from), most = fmin(most, to + weight((float)-s.edges[2], 0., width * k.rate));
+  }
+  if (d.min_p > 0) {
+    const int bin = (int)fmin(-log((double)d.min_p) * d.temperature / width, (double)BINS);
+    const double* sums = (const double*)s.list;
+    least = fmin(least, bin > 1 ? sums[min(bin, BINS) - 2] * low : 0), most = fmin(most, sums[min(bin + 1, BINS - 1)] * high);
+  }
+  const double u = (double)random53(d) / 9007199254740992.;
+  if (upto * high >= u * least) atomicMin(s.edges, tid);
+  if (upto * low >= u * most + 1e-9) atomicMin(s.edges + 1, tid);
+  __syncthreads();
+  const int4 e = make_int4(s.edges[0], s.edges[1], cut_p ? s.edges[2] : BINS, s.edges[3]);
+  if (tid >= e.x && tid <= e.y || tid >= e.z && tid <= e.w) atomicAdd(&s.filled, (int)min((u64)LIST, (u64)(q >> bits)));
+  __syncthreads();
+  const bool crowded = s.filled > LIST;
+  __syncthreads();
+  if (crowded) return -1;
+  const int n = weigh(s, z, k, by, e, d.min_p);
+  u64 sums[3];
+#pragma unroll
+  for (int i = 0; i < 3; i++) sums[i] = of_all(z, s.sums + i);
+  cluster_meet();
+  if (n > LIST) return -1;
+  u64 m[2], total, left = sums[2];
+  int bin[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float x = logit_of(s.list[min(2 * tid + i, LIST - 1)] >> 32);
+    m[i] = 2 * tid + i < n ? k.template measure<true>(x) : 0;
+    bin[i] = 2 * tid + i < n ? by.of(x) : 0;
+  }
+  // Where the sum from the bin of `from` on, and what is in front of it, reaches the target.
+  auto reached = [&](int from, u64 before, u64 target) {
+    u64 v[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) v[i] = bin[i] >= from ? m[i] : 0;
+    const u64 to = before + scan(v[0] + v[1], s.warps.whole, total), middle = to - v[1];
+    if (tid == 0) s.chosen = -1;
+    __syncthreads();
+    if (to >= target && middle - v[0] < target && before < target) s.chosen = 2 * tid + (middle < target), s.upto = middle < target ? to : middle;
+    __syncthreads();
+    const int place = s.chosen;
+    __syncthreads();
+    return place;
+  };
+  if (cut_p) {
+    const u64 target = max(1ull, (u64)ceil((double)d.top_p * (cut_k ? (double)left : mass * k.unit)));
+    if (reached(e.z, sums[1], target) >= 0) {
+      left = min(left, s.upto);
+    } else if (d.min_p > 0 || target <= left) {
+      return -1;
+    }
+  }
+  const int place = reached(e.x, sums[0], __umul64hi(random53(d) << 11, left) + 1);
+  return place < 0 ? -1 : (int)~(uint32_t)s.list[place];
 }
 
 // The token where the candidates are not enough. mass: of the whole vocabulary, where top-p is a share of that.
@@ -338,6 +218,8 @@ template <class T> __device__ __noinline__ int draw_from_many(Shared& s, const R
   }
   // Weights below half of a unit are 0.
   by.scale = fminf(BINS / fminf(range, d.temperature * .6931472f * (33 + __clz(z.V))), MOST);
+  const int token = draw_between(s, z, d, k, by, mass, cut_k, cut_p);
+  if (token >= 0) return token;
   if (!cut_p) k.least = d.min_p;
   mine = fill<true>(s, z, k, by, logit_of(LOWEST), top);
   scan(mine, s.warps.whole, sum);
@@ -485,12 +367,18 @@ template <class T> __device__ __forceinline__ void sampling_draw(const Params<T>
   if (cuts) {
     const uint32_t low = __reduce_min_sync(~0u, key_of(ends.y));
     if (lane == 0) atomicMin(&s.lowest, low);
-    s.list[tid] = key_of(ends.x);
+    // What enough of the block's threads have: together the blocks have as much as is wanted, or half of their threads.
+    uint32_t bound = 0;
+    if (few) {
+      const int want = ((cut_k ? d.top_k : min(FEW, 16 * z.segments())) + z.blocks - 1) / z.blocks;
+      const uint32_t key = key_of(ends.x);
+#pragma unroll 1
+      for (uint32_t bit = 1u << 31; bit >= 1 << 12; bit >>= 1)
+        if (__syncthreads_count(key >= (bound | bit)) >= want) bound |= bit;
+    }
     __syncthreads();
-    if (few) sort(s.list, THREADS);
     if (tid < z.blocks) {
-      const int want = cut_k ? d.top_k : max(1, min(FEW, 16 * ((z.segments() - z.rank + z.blocks - 1) / z.blocks)));
-      cluster_peer(s.bound, tid)[z.rank] = few ? (uint32_t)s.list[want - 1] : 0;
+      cluster_peer(s.bound, tid)[z.rank] = bound;
       cluster_peer(s.least, tid)[z.rank] = s.lowest;
     }
   }
@@ -521,8 +409,9 @@ template <class T> __device__ __forceinline__ void sampling_draw(const Params<T>
   }
   k.unit = ldexp(1., 31 + __clz(z.V));  // V weights of at most 1 are below 2^63
   k.floor = -INFINITY, k.id = 0x7fffffff, k.least = 0;
-  uint32_t bound = LOWEST, lowest = 0xffffffffu;
-  for (int r = 0; r < z.blocks; r++) bound = max(bound, s.bound[r]), lowest = min(lowest, s.least[r]);
+  uint32_t bound = 0xffffffffu, lowest = 0xffffffffu;
+  for (int r = 0; r < z.blocks; r++) bound = min(bound, s.bound[r]), lowest = min(lowest, s.least[r]);
+  bound = max(bound, LOWEST);
   if (cut_p && !cut_k && (double)d.top_p * mass > LIST) few = false;
   int token = -1;
   if (few) {

@@ -56,29 +56,28 @@ template <class T> struct Row {
   int V, span, rank, blocks;  // span: tokens of a segment
   // The id of logit j of a lane of the 512 from first on.
   static __device__ __forceinline__ int id(int first, int j) { return first + j / 4 * 128 + 4 * (threadIdx.x % 32) + j % 4; }
-  // A lane's logits of the 512 from first on, -Inf behind the end.
-  __device__ __forceinline__ void load(int first, float (&x)[16]) const {
-    const bool packed = (uint64_t)logits % (4 * sizeof(T)) == 0;
-#pragma unroll
-    for (int j = 0; j < 16; j += 4) {
-      const int i = id(first, j);
-      if (packed && i + 4 <= V) {
-        const float4 v = unpack4(logits + i);
-        x[j] = v.x, x[j + 1] = v.y, x[j + 2] = v.z, x[j + 3] = v.w;
-      } else {
-#pragma unroll
-        for (int k = 0; k < 4; k++) x[j + k] = i + k < V ? to_float(logits[i + k]) : -INFINITY;
-      }
-    }
+  // Four logits from i on, -Inf behind the end.
+  __device__ __forceinline__ float4 four(int i) const {
+    if ((uint64_t)logits % (4 * sizeof(T)) == 0 && i + 4 <= V) return unpack4(logits + i);
+    return make_float4(i < V ? to_float(logits[i]) : -INFINITY, i + 1 < V ? to_float(logits[i + 1]) : -INFINITY, i + 2 < V ? to_float(logits[i + 2]) : -INFINITY,
+                       i + 3 < V ? to_float(logits[i + 3]) : -INFINITY);
+  }
+  __device__ __forceinline__ void punish(int i, float* x) const {
     if (!seen) return;
+    const uint32_t bits = i < V ? seen[i / 32] >> (i % 32) : 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (bits >> k & 1) x[k] = x[k] > 0 ? x[k] / penalty : x[k] * penalty;
+  }
+  // A lane's logits of the 512 from first on.
+  __device__ __forceinline__ void load(int first, float (&x)[16]) const {
 #pragma unroll
     for (int j = 0; j < 16; j += 4) {
-      const int i = id(first, j);
-      const uint32_t bits = i < V ? seen[i / 32] >> (i % 32) : 0;
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (bits >> k & 1) x[j + k] = x[j + k] > 0 ? x[j + k] / penalty : x[j + k] * penalty;
+      const float4 v = four(id(first, j));
+      x[j] = v.x, x[j + 1] = v.y, x[j + 2] = v.z, x[j + 3] = v.w;
     }
+#pragma unroll
+    for (int j = 0; j < 16; j += 4) punish(id(first, j), x + j);
   }
   __device__ __forceinline__ int segments() const { return (V + span - 1) / span; }
   // f(segment, first) for every 512 tokens of this warp's segments.
@@ -87,6 +86,23 @@ template <class T> struct Row {
     for (int s = rank + blocks * (threadIdx.x / 32); s < segments(); s += blocks * WARPS)
 #pragma unroll 1
       for (int first = s * span; first < min(V, (s + 1) * span); first += SEGMENT) f(s, first);
+  }
+  // f(segment, i, x) for the four logits x of a lane from token i on, 128 tokens of a warp at a time. The loop is not unrolled: a
+  // body that runs once or twice waits for its instructions.
+  template <class F> __device__ __forceinline__ void each4(F f) const {
+    each([&](int s, int first) {
+      float4 v[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[j] = four(id(first, 4 * j));
+#pragma unroll 1
+      for (int j = 0; j < 4; j++) {
+        float x[4] = {v[0].x, v[0].y, v[0].z, v[0].w};
+        v[0] = v[1], v[1] = v[2], v[2] = v[3];
+        const int i = id(first, 0) + 128 * j;
+        punish(i, x);
+        f(s, i, x);
+      }
+    });
   }
 };
 

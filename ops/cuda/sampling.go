@@ -48,10 +48,11 @@ func (s Sampling) Launch(q Queue) error {
 		{"token", s.Token}, {"logits", s.Logits}, {"draws", s.Draws}, {"seen", s.Seen}, {"stride", s.Stride}, {"vocabulary", int32(s.V)}, {"seen_stride", int32(s.SeenWords)}}})
 }
 
-// blocks of a row: as many as there are multiprocessors and segments for. The tokens are the same for any number.
+// blocks of a row: as many as there are multiprocessors and segments for; above two where their clusters need not fill
+// the parts that the multiprocessors lie in. The tokens are the same for any number.
 func (s Sampling) blocks(gpu Target) int {
 	n := 1
-	for gpu.Hopper() && n < 8 && 2*n*s.B <= gpu.SMs && n*32*512 < s.V {
+	for gpu.Hopper() && n < 8 && 2*n*s.B <= gpu.SMs && (n < 2 || 3*n*s.B <= gpu.SMs) && n*32*512 < s.V {
 		n *= 2
 	}
 	return n

@@ -157,13 +157,18 @@ func TestDeviceSamplingIsNatives(t *testing.T) {
 	options := []native.Draw{{}, {Temperature: 1}, {Temperature: 0.8, TopK: 50, TopP: 0.9}, {Temperature: 5, TopP: 0.95}, {Temperature: 1, TopP: 0.3}, {Temperature: 1, MinP: 0.05},
 		{Temperature: 2, TopK: 2500}, {Temperature: 1, TopK: 513, TopP: 0.99}, {Temperature: 3, TopP: 0.9, MinP: 0.3}, {Temperature: 1e30, TopK: 600}, {Temperature: 1e-44, TopP: 0.5}, {Temperature: 1, TopK: 1 << 20}}
 	drawn := 0
-	for _, v := range []int{1, 63, 513, 5003, 50257, 128256, 262144}[:shorter(7, 4)] {
+	sizes := []int{1, 63, 513, 5003, 50257, 128256, 262144}
+	if testing.Short() {
+		sizes = []int{513, 20001}
+	}
+	for _, v := range sizes {
 		rows := edgeRows(r, v)
+		options := options
+		if testing.Short() {
+			options = options[2:6]
+		}
 		n := len(rows)
 		for _, d := range options {
-			if testing.Short() && drawn > 0 && r.IntN(4) > 0 {
-				continue
-			}
 			d.Penalty, d.Seed = 1, r.Uint64()
 			words, want, x := make([]int32, n*native.DrawWords), make([]int32, n), make([]float32, n*v)
 			for i, row := range rows {
@@ -175,7 +180,7 @@ func TestDeviceSamplingIsNatives(t *testing.T) {
 			}
 			require.NoError(t, native.Sampling(want, x, words, nil, n, v))
 			for _, times := range []int{1, 4, 10} {
-				if times > 1 && times*n*v > 7e6 {
+				if times > 1 && (testing.Short() || times*n*v > 7e6) {
 					continue
 				}
 				var all []float64
@@ -203,17 +208,29 @@ func TestDeviceSpeedSampling(t *testing.T) {
 	b := newBench(t)
 	const most, v = 128, 128256
 	logits := b.random(F32, 4*most*v, 3)
-	for _, rows := range []int{1, 16, 64, 128} {
+	equal := b.put(F32, make([]float64, most*v))
+	seen := b.alloc(most * v / 8).Pointer
+	require.NoError(t, b.d.Main().Fill(seen, 0x88, most*v/8))
+	for _, rows := range []int{1, 16, 32, 64, 128} {
 		for _, c := range []struct {
-			name string
-			d    native.Draw
-		}{{"greedy", native.Draw{}}, {"temperature 1", native.Draw{Temperature: 1}}, {"top-k 50 top-p 0.9", native.Draw{Temperature: 1, TopK: 50, TopP: 0.9}},
-			{"top-p 0.9 of few", native.Draw{Temperature: 0.3, TopP: 0.9}}, {"top-p 0.95 of many", native.Draw{Temperature: 5, TopP: 0.95}}, {"min-p 0.05", native.Draw{Temperature: 1, MinP: 0.05}},
-			{"min-p 0.05 of many", native.Draw{Temperature: 5, MinP: 0.05}}, {"top-k 5000", native.Draw{Temperature: 1, TopK: 5000}}, {"all, likeliest first", native.Draw{Temperature: 5, TopK: v}}} {
-			c.d.Penalty = 1
-			s := Sampling{Type: F32, B: rows, V: v, Token: b.out(F32, rows), Draws: b.draws(rows, c.d)}
+			name   string
+			logits Pointer
+			d      native.Draw
+		}{{"greedy", logits, native.Draw{}}, {"temperature 1", logits, native.Draw{Temperature: 1}}, {"top-k 50 top-p 0.9", logits, native.Draw{Temperature: 1, TopK: 50, TopP: 0.9}},
+			{"top-p 0.9 of few", logits, native.Draw{Temperature: 0.3, TopP: 0.9}}, {"top-p 0.95 of many", logits, native.Draw{Temperature: 5, TopP: 0.95}}, {"min-p 0.05", logits, native.Draw{Temperature: 1, MinP: 0.05}},
+			{"min-p 0.05 of many", logits, native.Draw{Temperature: 5, MinP: 0.05}}, {"top-k 500", logits, native.Draw{Temperature: 1, TopK: 500}}, {"top-k 5000", logits, native.Draw{Temperature: 1, TopK: 5000}}, {"all, likeliest first", logits, native.Draw{Temperature: 5, TopK: v}},
+			{"temperature 1, penalty", logits, native.Draw{Temperature: 1, Penalty: 1.2}},
+			{"top-p 0.95 of equals", equal, native.Draw{Temperature: 1, TopP: 0.95}}} {
+			if c.logits == equal && rows != 64 {
+				continue
+			}
+			c.d.Penalty = max(c.d.Penalty, 1)
+			s := Sampling{Type: F32, B: rows, V: v, Token: b.out(F32, rows), Draws: b.draws(rows, c.d), Seen: seen, SeenWords: v / 32}
 			us := clock(t, b.d, 10, func(q Queue, i int) error {
-				s.Logits = logits.At(int64(i%4) * most * v * 4)
+				s.Logits = c.logits
+				if c.logits != equal {
+					s.Logits = logits.At(int64(i%4) * most * v * 4)
+				}
 				return s.Launch(q)
 			})
 			row(t, "sampling "+c.name, fmt.Sprintf("B%d V128256", rows), us, 0, float64(4*rows*v))
