@@ -61,8 +61,8 @@ func varieties() []variety {
 		{name: "qwen3", Config: models.Config{Hidden: 256, FFN: 512, Heads: 4, KVHeads: 1, HeadDim: 128, QKNorm: true, RopeScale: yarn}},
 		{name: "qwen3_moe", Config: models.Config{Hidden: 160, FFN: 104, Heads: 7, KVHeads: 1, HeadDim: 32, QKNorm: true, Layers: 3,
 			Experts: &models.Experts{FFN: 40, Dense: every(3, 1), Router: ops.Router{Experts: 5, TopK: 3, Renormalize: true}}}},
-		{name: "mixtral", Config: models.Config{Hidden: 128, FFN: 192, Heads: 4, KVHeads: 4, HeadDim: 64, Window: 33,
-			Experts: &models.Experts{FFN: 192, Dense: every(2), Router: ops.Router{Experts: 4, TopK: 2, Renormalize: true}}}},
+		{name: "mixtral", Config: models.Config{Hidden: 256, FFN: 256, Heads: 4, KVHeads: 4, HeadDim: 64, Window: 33,
+			Experts: &models.Experts{FFN: 256, Dense: every(2), Router: ops.Router{Experts: 4, TopK: 2, Renormalize: true}}}},
 		{name: "gemma", Config: models.Config{Hidden: 104, FFN: 136, Heads: 2, KVHeads: 1, HeadDim: 256, Tied: true}},
 		{name: "gemma2", Config: models.Config{Hidden: 144, FFN: 200, Heads: 8, KVHeads: 4, HeadDim: 64, Tied: true, ScoreCap: 3, LogitCap: 2, Scale: 0.2, Window: 9, Global: every(2, 1)}},
 		{name: "gemma2", Config: models.Config{Hidden: 256, FFN: 256, Heads: 4, KVHeads: 2, HeadDim: 256, Tied: true, ScoreCap: 50, LogitCap: 30, Scale: 0.07, Window: 40, Global: every(2, 1)}},
@@ -145,7 +145,7 @@ func (v variety) grown(t testing.TB, storage string) *models.Transformer {
 		switch c, blocks := codingsOf[storage]; {
 		case strings.HasSuffix(p.Name, ".gate.weight"):
 			kind = "float32"
-		case blocks && (stack || latents || shape[1]%c.Block() != 0):
+		case blocks && (latents || stack && (v.Experts.Clamp.Limit > 0 || v.Hidden%c.Block() != 0 || v.Experts.FFN%c.Block() != 0) || !stack && shape[1]%c.Block() != 0):
 			kind = "float16"
 		case strings.HasPrefix(storage, "fp8") && (table || stack && (storage != "fp8 blocks" || v.Experts.Clamp.Limit > 0)):
 			kind = "bfloat16"
@@ -184,7 +184,7 @@ func store(t testing.TB, m *models.Transformer, name string, shape []int, storag
 		dtype.FromFloat32(graph.Data[dtype.F16](add(name, dtype.Float16, shape...).Tensor()), x)
 	case "q8_0", "q4_0", "q4_k", "q5_k", "q6_k":
 		c := codingsOf[storage]
-		p := add(name, dtype.UInt8, n, c.Bytes(k))
+		p := add(name, dtype.UInt8, append(slices.Clone(shape[:len(shape)-1]), c.Bytes(k))...)
 		ops.SetCoding(p, c.Coding)
 		if strings.HasSuffix(name, ".q_proj.weight") && m.Config.Latent == nil {
 			ops.SetRows(p, native.Rows(m.Config.HeadDim)) // as files have them
