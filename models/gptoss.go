@@ -173,10 +173,12 @@ func (s ossStack) blocks(w []float32, blocks, scales *checkpoint.Tensor, e int) 
 	}
 	for o := range s.out / s.step {
 		row := o*s.step + s.half
-		for i := range s.in / 2 {
-			scale := float32(math.Ldexp(1, int(exponents[(row*s.in+2*i)/32])-127))
-			code := codes[row*s.in/2+i]
-			w[o*s.in+2*i], w[o*s.in+2*i+1] = fp4[code&15]*scale, fp4[code>>4]*scale
+		for b := range s.in / 32 {
+			scale := float32(math.Ldexp(1, int(exponents[row*s.in/32+b])-127))
+			block := w[o*s.in+32*b:][:32]
+			for i, code := range codes[row*s.in/2+16*b:][:16] {
+				block[2*i], block[2*i+1] = fp4[code&15]*scale, fp4[code>>4]*scale
+			}
 		}
 	}
 	return nil
