@@ -3,6 +3,7 @@ package ops_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -172,5 +173,40 @@ func TestFusedLinearsHaveTheBitsOfEachStep(t *testing.T) {
 				require.Equal(t, run(each), changed, name)
 			}
 		}
+	}
+}
+
+// TestExecutorsGoOnWithTheOldValue: panels of a weight's new value are not for an
+// executor that was made before Store or Adopt.
+func TestExecutorsGoOnWithTheOldValue(t *testing.T) {
+	const m, d, n = 2, 64, 96
+	feeds := graph.Feeds{"x": optest.Cast[float32](optest.Normals("x", m*d, 1)), "x2": optest.Cast[float32](optest.Normals("x2", m*d, 1))}
+	run := func(r *graph.Native) []float32 {
+		require.NoError(t, r.Do(context.Background(), feeds))
+		v, err := r.Value(r.Plan().Outputs[0])
+		require.NoError(t, err)
+		return append([]float32(nil), graph.Data[float32](v)...)
+	}
+	for _, give := range []func(p *graph.Param, value []byte) error{
+		func(p *graph.Param, value []byte) error { return p.Store(dtype.BFloat16, value) },
+		(*graph.Param).Adopt,
+	} {
+		ps := graph.NewParams()
+		ran := fusedLayer(t, ps, m, d, n, dtype.BFloat16, false, false)
+		ops.FillPanels(ran.Plan(), 0.5)
+		want := run(ran)
+		fresh, err := ran.Plan().Native()
+		require.NoError(t, err)
+		for _, name := range []string{"q", "o"} { // the first of several linears, and one alone
+			p := ps.Get(name)
+			value := append([]byte(nil), p.Tensor().Bytes()...)
+			slices.Reverse(value[2:])
+			require.NoError(t, give(p, value))
+		}
+		later := fusedLayer(t, ps, m, d, n, dtype.BFloat16, false, false)
+		ops.FillPanels(later.Plan(), 0.5)
+		require.NotEqual(t, want, run(later))
+		require.Equal(t, want, run(ran))
+		require.Equal(t, want, run(fresh))
 	}
 }

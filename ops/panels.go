@@ -22,6 +22,7 @@ type weightPanels struct {
 // filledPanels are those of a version of a weight.
 type filledPanels struct {
 	version uint64
+	of      *byte // where that value lies
 	mem     []byte
 	after   native.After // the launch of its linear
 }
@@ -41,7 +42,8 @@ func (w *weightPanels) current() *filledPanels {
 // panelsOf are the panels of the weight of a linear, its input 1, none where there
 // are none of its value, and those of the launch after it. The call keeps where they
 // are found: between two launches of a token every look at memory that the weights
-// have driven out of the caches counts.
+// have driven out of the caches counts. An executor that goes on with the value
+// before Store or Adopt has none of those of the new one.
 func panelsOf(c *graph.Call) (panels []byte, after native.After) {
 	w, ok := c.Kept.(*weightPanels)
 	if !ok {
@@ -52,7 +54,7 @@ func panelsOf(c *graph.Call) (panels []byte, after native.After) {
 		w = weightPanelsOf(p)
 		c.Kept = w
 	}
-	if f := w.current(); f != nil {
+	if f := w.current(); f != nil && f.of == &c.In[1].Bytes()[0] {
 		return f.mem, f.after
 	}
 	return nil, after
@@ -120,8 +122,9 @@ func FillPanels(plan *graph.Plan, share float64) {
 		version := j.p.Version()
 		part := mem[:j.bytes:j.bytes]
 		mem = mem[j.bytes:]
-		native.FillPanels(part, j.p.Tensor().Bytes(), j.p.Type.Shape[0], j.p.Type.Shape[1])
-		j.to.now.Store(&filledPanels{version, part, launches[(j.launch+1)%len(launches)]})
+		w := j.p.Tensor().Bytes()
+		native.FillPanels(part, w, j.p.Type.Shape[0], j.p.Type.Shape[1])
+		j.to.now.Store(&filledPanels{version, &w[0], part, launches[(j.launch+1)%len(launches)]})
 		if j.p.Forget != nil {
 			j.p.Forget()
 		}

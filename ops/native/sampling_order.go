@@ -1,6 +1,9 @@
 package native
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // This file draws from the tokens that top-k, top-p and min-p leave, likeliest
 // first: it looks for the borders in bins of the logit and sorts only the bins
@@ -27,7 +30,7 @@ func drawInOrder[T Float](d Draw, z []T, w []float64, top float64) int32 {
 	}
 	scale := 0.0
 	if least < top {
-		scale = drawBins / (top - least)
+		scale = min(drawBins/(top-least), math.MaxFloat64)
 	}
 	bin := func(id int) int { return min(drawBins-1, int((top-float64(z[id]))*scale)) }
 	var (

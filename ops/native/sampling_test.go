@@ -123,6 +123,13 @@ func TestCutsKeepTheLikeliest(t *testing.T) {
 	}
 }
 
+// Logits of float64 whose distances have no finite inverse.
+func TestCutsOfTheSmallestDistances(t *testing.T) {
+	z := []float64{0, math.SmallestNonzeroFloat64, 2 * math.SmallestNonzeroFloat64}
+	require.EqualValues(t, 2, drawToken(z, Draw{Temperature: 1, TopK: 1}))
+	require.EqualValues(t, 2, drawToken(z, Draw{Temperature: 1, TopP: 0.3}))
+}
+
 func TestRepetitionPenalty(t *testing.T) {
 	require.Equal(t, []int32{1}, drawn(t, logits(3, 2, -1), Draw{Penalty: 2}, 1, 0b101), "3/2 is below 2")
 	require.Equal(t, []int32{0}, drawn(t, logits(-3, -2, -5), Draw{Penalty: 2}, 1, 0b010), "a negative logit is multiplied")
@@ -174,11 +181,12 @@ func TestSamplingOfEveryDistribution(t *testing.T) {
 	}
 	normal := func(spread float64) func() float64 { return func() float64 { return spread * r.NormFloat64() } }
 	near, tried := 0, 0
-	for name, f := range map[string]func() float64{
+	for name, f := range map[string]func() float64{ // in any order: each begins with r anew
 		"flat": normal(0.01), "wide": normal(4), "equal": func() float64 { return 2.5 }, "tied": func() float64 { return math.Round(2*r.NormFloat64()) / 2 },
 		"two": func() float64 { return float64(r.IntN(2)) }, "masked": masked(normal(3)), "subnormal": normal(1e-41), "zeros": func() float64 { return math.Copysign(0, r.NormFloat64()) },
 		"far": func() float64 { return 1e30 * (1 + 1e-6*r.NormFloat64()) }, "outliers": func() float64 { return math.Exp(20 * r.NormFloat64()) },
 	} {
+		r = rand.New(rand.NewPCG(5, 5))
 		for _, v := range []int{1, 5, 1000, 2053, 5000} {
 			z := make([]float32, v)
 			for i := range z {
