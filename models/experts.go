@@ -106,7 +106,12 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 
 // OnDisk lists the tensors of the model's files that make up a parameter: itself,
 // or one for each expert of a stack, along its first dimension.
-func (m *Transformer) OnDisk(param string) []string { return m.Config.onDisk(param) }
+func (m *Transformer) OnDisk(param string) []string {
+	if m.Missing() {
+		return []string{param}
+	}
+	return m.Config.onDisk(param)
+}
 
 func (c *Config) onDisk(name string) []string {
 	if disk := architectures[c.Type].onDisk; disk != nil {

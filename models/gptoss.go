@@ -116,6 +116,9 @@ func (s ossStack) find(src *source) (parts []*checkpoint.Tensor, shapes [][]int,
 // maybe with another in one tensor: that tensor's name and shape, and how the
 // parameter is read from its rows. A trainer that resumes calls it.
 func (m *Transformer) Joined(param string) (name string, shape []int, read func(rows func(dst []float32, first, n int) error) error, ok bool) {
+	if m.Missing() || m.params.Get(param) == nil {
+		return "", nil, nil, false
+	}
 	s, ok := m.Config.ossStack(param)
 	if !ok {
 		return "", nil, nil, false

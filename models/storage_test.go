@@ -242,6 +242,9 @@ func TestAClosedModelSaysSo(t *testing.T) {
 	require.ErrorContains(t, none.Save(to), "models: the model has no parameters: New, ")
 	require.ErrorContains(t, none.Init(0), "models: the model has no parameters: New, ")
 	for _, none := range []*models.Transformer{nil, &none, models.Opened{}.Transformer} {
+		_, _, _, joined := none.Joined("model.layers.0.mlp.experts.up_proj.weight")
+		require.False(t, joined)
+		require.Equal(t, []string{"lm_head.weight"}, none.OnDisk("lm_head.weight"))
 		for _, build := range []func(b *graph.Builder) *graph.Node{
 			none.BalanceLoss,
 			func(b *graph.Builder) *graph.Node { require.Empty(t, none.Choices(b)); return nil },

@@ -80,7 +80,7 @@ func asWide(w graph.Type, c Coding) (graph.Type, error) {
 		block := c.Block()
 		row := c.Bytes(block)
 		if w.DType != dtype.UInt8 || w.Rank() != 2 && w.Rank() != 3 || last(w)%row != 0 {
-			return w, fmt.Errorf("rows of %s must be uint8 [N, a multiple of %d], got %s", c, row, w)
+			return w, fmt.Errorf("rows of %s must be uint8 [...,N, a multiple of %d], got %s", c, row, w)
 		}
 		w = withLast(w, last(w)/row*block)
 		w.DType = dtype.Float32

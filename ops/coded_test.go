@@ -74,5 +74,9 @@ func TestBlockCodedWeights(t *testing.T) {
 	b := graph.New()
 	w := b.Input("w", dtype.UInt8, 4, 33)
 	graph.Apply(ops.LinearOp{Coding: ops.Q8_0}, b.Input("x", dtype.Float32, 2, 32), w)
-	require.EqualError(t, b.Err(), "linear: rows of Q8_0 must be uint8 [N, a multiple of 34], got uint8[4,33]")
+	require.EqualError(t, b.Err(), "linear: rows of Q8_0 must be uint8 [...,N, a multiple of 34], got uint8[4,33]")
+	b = graph.New()
+	stack := b.Input("stack", dtype.UInt8, 2, 4, 34)
+	graph.Apply(ops.ExpertsOp{Codings: [3]ops.Coding{ops.Q8_0, ops.Q4_0, ops.Q8_0}}, b.Input("x", dtype.Float32, 2, 32), b.Input("weights", dtype.Float32, 2, 1), b.Input("ids", dtype.Int32, 2, 1), stack, stack, stack)
+	require.EqualError(t, b.Err(), "experts: up: rows of Q4_0 must be uint8 [...,N, a multiple of 18], got uint8[2,4,34]")
 }

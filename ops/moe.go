@@ -246,7 +246,7 @@ func (o ExpertsOp) Infer(in []graph.Type) ([]graph.Type, error) {
 		for i, w := range []*graph.Type{&gate, &up, &down} {
 			var err error
 			if *w, err = asWide(*w, o.Codings[i]); err != nil {
-				return nil, err
+				return nil, fmt.Errorf("%s: %w", [...]string{"gate", "up", "down"}[i], err)
 			}
 		}
 	}
