@@ -2,7 +2,6 @@ package models
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -60,7 +59,7 @@ var gptOSS = architecture{
 
 // ossStack is how a file of gpt_oss has a stack of experts, or its bias: as
 // [E,in,out], or [E,out], with gate and up as neighbours among the outputs. Released
-// files have blocks in its place: see blocks.
+// files have blocks in its place: see readBlocks.
 type ossStack struct {
 	name             string
 	half, step       int // outputs half, half+step ... are the parameter's
@@ -151,40 +150,7 @@ func (s ossStack) read(p *graph.Param, parts []*checkpoint.Tensor) error {
 	if len(parts) == 1 {
 		return s.reorder(p, parts[0].Float32Rows)
 	}
-	w := make([]float32, s.out/s.step*s.in)
-	for e := range s.experts {
-		if err := s.blocks(w, parts[0], parts[1], e); err != nil {
-			return err
-		}
-		narrowPart(p.Tensor(), e*len(w), w)
-	}
-	return nil
-}
-
-// fp4 are the values of E2M1, behind them the negative ones.
-var fp4 = [16]float32{0, 0.5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -0.5, -1, -1.5, -2, -3, -4, -6}
-
-// blocks widens an expert from MXFP4: of each output, 32 inputs are 16 bytes, the
-// earlier of two in the lower half, times 2^(scale-127).
-func (s ossStack) blocks(w []float32, blocks, scales *checkpoint.Tensor, e int) error {
-	codes, exponents := make([]byte, s.out*s.in/2), make([]byte, s.out*s.in/32)
-	if err := blocks.RawRows(codes, e, 1); err != nil {
-		return err
-	}
-	if err := scales.RawRows(exponents, e, 1); err != nil {
-		return err
-	}
-	for o := range s.out / s.step {
-		row := o*s.step + s.half
-		for b := range s.in / 32 {
-			scale := float32(math.Ldexp(1, int(exponents[row*s.in/32+b])-127))
-			block := w[o*s.in+32*b:][:32]
-			for i, code := range codes[row*s.in/2+16*b:][:16] {
-				block[2*i], block[2*i+1] = fp4[code&15]*scale, fp4[code>>4]*scale
-			}
-		}
-	}
-	return nil
+	return s.readBlocks(p, parts[0], parts[1])
 }
 
 // ossEntry is the tensor of a file that a parameter of the experts begins, with what

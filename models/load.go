@@ -423,6 +423,9 @@ func (m *Transformer) read(p *graph.Param, t *checkpoint.Tensor, s *source) erro
 		}
 		return nil
 	}
+	if t.Coding() == checkpoint.MXFP4 && w.DType == dtype.BFloat16 && turned == 0 {
+		return readFP4(w, t)
+	}
 	return rounded(w, func(wide []float32, first, rows int) error {
 		if turned == 0 {
 			return t.Float32Rows(wide, first, rows)
