@@ -80,9 +80,13 @@ func dicts(body string) string {
 				i = end - 1
 				continue
 			}
-			last := closingBracket(body, end)
+			inner := splitTop(body[end+1:], ")")[0]
+			last := end + 1 + len(inner)
+			if last == len(body) {
+				return body // it is not closed
+			}
 			var pairs []string
-			for _, part := range splitTop(body[end+1:max(last, end+1)], ",") {
+			for _, part := range splitTop(inner, ",") {
 				pieces := splitTop(part, "=")
 				name := strings.TrimSpace(pieces[0])
 				if len(pieces) != 2 || name == "" || wordEnd(name, 0) != len(name) {
@@ -97,23 +101,6 @@ func dicts(body string) string {
 		}
 	}
 	return body
-}
-
-// closingBracket is where the bracket at i is closed, -1: nowhere.
-func closingBracket(text string, i int) int {
-	for depth := 0; i < len(text); i++ {
-		switch c := text[i]; {
-		case c == '\'' || c == '"':
-			i += max(0, closingQuote(text[i:]))
-		case strings.IndexByte("([{", c) >= 0:
-			depth++
-		case strings.IndexByte(")]}", c) >= 0:
-			if depth--; depth == 0 {
-				return i
-			}
-		}
-	}
-	return -1
 }
 
 // innermostConditional finds a bracket that holds the word if and no bracket
@@ -143,7 +130,7 @@ func innermostConditional(body string) (open, end int) {
 }
 
 // splitTop cuts text at mark outside brackets and strings. The marks = and :
-// do not count inside == and the like.
+// do not count inside == and the like; the mark ) is one that closes nothing in text.
 func splitTop(text, mark string) []string {
 	var parts []string
 	depth, start := 0, 0
@@ -151,15 +138,15 @@ func splitTop(text, mark string) []string {
 		switch c := text[i]; {
 		case c == '\'' || c == '"':
 			i += max(0, closingQuote(text[i:]))
-		case strings.IndexByte("([{", c) >= 0:
-			depth++
-		case strings.IndexByte(")]}", c) >= 0:
-			depth--
 		case strings.IndexByte("=!<>", c) >= 0 && i+1 < len(text) && text[i+1] == '=':
 			i++
 		case depth == 0 && string(c) == mark:
 			parts = append(parts, text[start:i])
 			start = i + 1
+		case strings.IndexByte("([{", c) >= 0:
+			depth++
+		case strings.IndexByte(")]}", c) >= 0:
+			depth--
 		}
 	}
 	return append(parts, text[start:])
