@@ -92,7 +92,7 @@ func (g *ggufFile) bytes() []byte {
 // llama3's rotation are a tensor.
 func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	c := m.Config
-	arch := map[string]string{"gemma3_text": "gemma3", "mixtral": "llama", "olmo3": "olmo2", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "deepseek_v3": "deepseek2", "kimi_linear": "kimi-linear", "mistral": "llama"}[c.Type]
+	arch := map[string]string{"gemma3_text": "gemma3", "mixtral": "llama", "olmo3": "olmo2", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "ministral3": "mistral3", "deepseek_v3": "deepseek2", "kimi_linear": "kimi-linear", "mistral": "llama"}[c.Type]
 	if arch == "" {
 		arch = c.Type
 	}
@@ -132,6 +132,12 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		}
 	}
 	switch c.Type {
+	case "glm4":
+		keys["rope.dimension_count"] = uint32(cmp.Or(c.RotaryDim, c.HeadDim))
+	case "qwen2_moe":
+		keys["expert_shared_feed_forward_length"] = uint32(c.Experts.Shared)
+	case "ministral3":
+		keys["attention.temperature_scale"], keys["rope.scaling.yarn_log_multiplier"] = float32(c.Growth), float32(c.RopeScale.MScaleAllDim)
 	case "gemma2":
 		keys["attn_logit_softcapping"], keys["final_logit_softcapping"] = float32(c.ScoreCap), float32(c.LogitCap)
 	case "granite":
@@ -178,7 +184,8 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 	}
 	names := strings.NewReplacer(
 		"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "mlp.gate.weight", "ffn_gate_inp.weight", "mlp.router", "ffn_gate_inp", "self_attn.sinks", "attn_sinks.weight", "mlp.experts.gate_proj", "ffn_gate_exps", "mlp.experts.up_proj", "ffn_up_exps",
-		"mlp.experts.down_proj", "ffn_down_exps", "mlp.shared_experts.gate_proj", "ffn_gate_shexp", "mlp.shared_experts.up_proj", "ffn_up_shexp", "mlp.shared_experts.down_proj", "ffn_down_shexp",
+		"mlp.experts.down_proj", "ffn_down_exps", "mlp.shared_expert.gate_proj", "ffn_gate_shexp", "mlp.shared_expert.up_proj", "ffn_up_shexp", "mlp.shared_expert.down_proj", "ffn_down_shexp", "mlp.shared_expert_gate", "ffn_gate_inp_shexp",
+		"mlp.shared_experts.gate_proj", "ffn_gate_shexp", "mlp.shared_experts.up_proj", "ffn_up_shexp", "mlp.shared_experts.down_proj", "ffn_down_shexp",
 		"self_attn.q_a_proj", "attn_q_a", "self_attn.q_a_layernorm", "attn_q_a_norm", "self_attn.q_b_proj", "attn_q_b",
 		"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", "self_attn.kv_a_layernorm", "attn_kv_a_norm", "self_attn.kv_b_proj", "attn_kv_b",
 		"self_attn.q_conv1d", "ssm_conv1d_q", "self_attn.k_conv1d", "ssm_conv1d_k", "self_attn.v_conv1d", "ssm_conv1d_v", "self_attn.f_a_proj", "ssm_f_a", "self_attn.f_b_proj", "ssm_f_b",
@@ -186,12 +193,12 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		"model.embed_tokens", "token_embd", "model.norm", "output_norm", "lm_head", "output", "model.layers", "blk",
 		"self_attn.q_proj", "attn_q", "self_attn.k_proj", "attn_k", "self_attn.v_proj", "attn_v", "self_attn.o_proj", "attn_output", "self_attn.qkv_proj", "attn_qkv", "mlp.gate_up_proj", "ffn_up",
 		"self_attn.q_norm", "attn_q_norm", "self_attn.k_norm", "attn_k_norm", "mlp.gate_proj", "ffn_gate", "mlp.up_proj", "ffn_up", "mlp.down_proj", "ffn_down",
-		"input_layernorm", "attn_norm", "pre_feedforward_layernorm", "ffn_norm", "post_feedforward_layernorm", "post_ffw_norm",
+		"input_layernorm", "attn_norm", "pre_feedforward_layernorm", "ffn_norm", "post_feedforward_layernorm", "post_ffw_norm", "post_self_attn_layernorm", "post_attention_norm", "post_mlp_layernorm", "post_ffw_norm",
 		"post_attention_layernorm", map[bool]string{true: "ffn_norm", false: "post_attention_norm"}[arch != "gemma2" && arch != "gemma3" && arch != "olmo2" && arch != "gpt-oss"])
 	for _, p := range m.Params().All() {
 		w := graph.Data[float32](p.Tensor())
 		out := append([]float32(nil), w...)
-		switch turned := arch == "llama" || arch == "smollm3" || arch == "granite"; {
+		switch turned := arch == "llama" || arch == "mistral3" || arch == "smollm3" || arch == "granite"; {
 		case turned && (strings.Contains(p.Name, "q_proj") || strings.Contains(p.Name, "k_proj")):
 			n := len(w) / p.Type.Shape[0]
 			for r := range p.Type.Shape[0] {
@@ -236,6 +243,8 @@ func ggufOf(m *models.Transformer, edit func(*ggufFile)) []byte {
 		shape := p.Type.Shape
 		if strings.Contains(p.Name, "_conv1d.") {
 			shape = []int{1, shape[0], 1, shape[2]}
+		} else if strings.HasSuffix(p.Name, "shared_expert_gate.weight") {
+			shape = shape[1:]
 		}
 		if name := names.Replace(p.Name); g.code != nil && len(shape) > 1 {
 			if kind, data := g.code(name, len(out)); data != nil {
@@ -268,7 +277,7 @@ func halvesOf(c models.Config, w []float32) (keys, values []float32) {
 func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 	for _, path := range []string{
 		"golden/llama_untied_bias", "golden/mistral", "golden/mixtral", "golden/qwen2", "golden/qwen3", "golden/olmo2", "golden/olmo3", "golden/gemma", "golden/gemma2",
-		"golden/gemma3", "golden/granite", "golden/phi3", "variants/phi3_longrope", "golden/smollm3", "golden/qwen3_moe", "golden/deepseek_v3", "golden/kimi_linear", "golden/gpt_oss",
+		"golden/gemma3", "golden/granite", "golden/phi3", "variants/phi3_longrope", "golden/smollm3", "golden/glm4", "golden/ministral3", "golden/qwen2_moe", "golden/qwen3_moe", "golden/deepseek_v3", "golden/kimi_linear", "golden/gpt_oss",
 	} {
 		name := filepath.Base(path)
 		t.Run(name, func(t *testing.T) {
@@ -279,6 +288,8 @@ func TestGGUFGivesTheModelOfTheFolder(t *testing.T) {
 				m.Config.Scale = 1 / math.Sqrt(float64(m.Config.HeadDim))
 			case "smollm3": // every fourth layer does not rotate, none slides
 				m.Config.Window, m.Config.Global, m.Config.NoRope = 0, nil, []bool{false, false, false, true, false}
+			case "qwen2_moe":
+				m.Config.Window, m.Config.Global = 0, nil
 			case "gpt_oss":
 				m.Config.Experts.Clamp.Limit = 7
 			case "deepseek_v3":
@@ -390,6 +401,7 @@ func TestGGUFRefusals(t *testing.T) {
 			tensor("rope_factors_long.weight", 1, 2, 3)(g)
 			tensor("rope_factors_short.weight", 1, 2)(g)
 		}},
+		{"glm4", `glm4.rope.dimension_sections is not supported (supported: none)`, key("glm4.rope.dimension_sections", uint32(1))},
 		{"phi3", `rope_factors_short.weight is missing`, tensor("rope_factors_long.weight", 1, 2)},
 	} {
 		m, _, err := models.Load(filepath.Join("testdata/golden", c.golden))
@@ -403,12 +415,12 @@ func TestGGUFRefusals(t *testing.T) {
 	g.key("general.architecture", "rwkv")
 	require.NoError(t, os.WriteFile(path, g.bytes(), 0o666))
 	_, err := models.Open(path)
-	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: deepseek2, gemma, gemma2, gemma3, gpt-oss, granite, kimi-linear, llama, olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3)`)
+	require.EqualError(t, err, `models: `+path+`: general.architecture "rwkv" is not supported (supported: deepseek2, gemma, gemma2, gemma3, glm4, gpt-oss, granite, kimi-linear, llama, mistral3, olmo2, phi3, qwen2, qwen2moe, qwen3, qwen3moe, smollm3)`)
 }
 
 // FuzzOpenGGUF: whatever a GGUF file says, opening it does not panic.
 func FuzzOpenGGUF(f *testing.F) {
-	for _, kind := range []string{"llama", "qwen2", "gemma3_text", "phi3"} {
+	for _, kind := range []string{"llama", "qwen2", "gemma3_text", "phi3", "glm4", "ministral3"} {
 		c := models.Config{Type: kind, Vocab: 8, Hidden: 8, FFN: 8, Layers: 1, Heads: 2, KVHeads: 1, HeadDim: 4, Context: 16, NormEps: 1e-6, RopeTheta: 1e4, Tied: true,
 			QKVBias: kind == "qwen2", QKNorm: kind == "gemma3_text"}
 		m, err := models.New(c)

@@ -59,13 +59,24 @@ func (f *file) readLatents(k *ggufKeys) {
 	f.VHeadDim = new(length("attention.value_length"))
 }
 
-var qwen3MoeGGUF = ggufForm{name: "qwen3moe", norms: llamaNorms, more: func(k *ggufKeys, ck *checkpoint.Checkpoint, f *file) {
-	f.SparseStep, f.NormTopK = 1, new(orElse(k, "expert_weights_norm", k.bool, true))
+// readQwenExperts reads mixtures of which a key may say that weights are made to
+// sum to 1.
+func (f *file) readQwenExperts(k *ggufKeys, ck *checkpoint.Checkpoint, unsaid bool) {
+	f.SparseStep, f.NormTopK = 1, new(orElse(k, "expert_weights_norm", k.bool, unsaid))
 	for l, sparse := range f.readExperts(k, ck) {
 		if !sparse {
 			f.DenseLayers = append(f.DenseLayers, l)
 		}
 	}
+}
+
+var qwen3MoeGGUF = ggufForm{name: "qwen3moe", norms: llamaNorms, more: func(k *ggufKeys, ck *checkpoint.Checkpoint, f *file) {
+	f.readQwenExperts(k, ck, true)
+}}
+
+var qwen2MoeGGUF = ggufForm{name: "qwen2moe", norms: llamaNorms, more: func(k *ggufKeys, ck *checkpoint.Checkpoint, f *file) {
+	f.readQwenExperts(k, ck, false)
+	f.QKVBias, f.SharedFFN = &f.AttentionBias, orElse(k, "expert_shared_feed_forward_length", k.int, f.IntermediateSize)
 }}
 
 var deepseek3GGUF = ggufForm{name: "deepseek2", norms: llamaNorms, latent: true, more: func(k *ggufKeys, ck *checkpoint.Checkpoint, f *file) {

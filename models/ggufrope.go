@@ -37,9 +37,13 @@ func ggufRope(ck *checkpoint.Checkpoint, k *ggufKeys, c Config) (native.RotarySc
 		s.NoTruncate = c.Type == "gpt_oss" // no key says so
 		s.BetaFast = tidy(orElse(k, "rope.scaling.yarn_beta_fast", k.float, 0))
 		s.BetaSlow = tidy(orElse(k, "rope.scaling.yarn_beta_slow", k.float, 0))
-		if m := tidy(orElse(k, "rope.scaling.yarn_log_multiplier", k.float, 0)); m != 0 && c.Type == deepseekType {
-			// A tenth of mscale_all_dim; the form has mscale equal to it.
-			s.MScale, s.MScaleAllDim = tidy(10*m), tidy(10*m)
+		if m := tidy(orElse(k, "rope.scaling.yarn_log_multiplier", k.float, 0)); m != 0 {
+			switch c.Type {
+			case deepseekType: // a tenth of mscale_all_dim; the form has mscale equal to it
+				s.MScale, s.MScaleAllDim = tidy(10*m), tidy(10*m)
+			case "ministral3": // mscale_all_dim; mscale is 1
+				s.MScale, s.MScaleAllDim = 1, m
+			}
 		}
 	default:
 		return s, fmt.Errorf("%srope.scaling.type %q is not supported (supported: none, linear, yarn, longrope with %s)", k.prefix, kind, longFactors)

@@ -1,7 +1,10 @@
 package models
 
 import (
+	"fmt"
+
 	"github.com/seafan/seafan/graph"
+	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/ops"
 )
 
@@ -32,6 +35,15 @@ var glm4 = architecture{
 	layer: func(l *layer, x *graph.Node) *graph.Node {
 		x = ops.Add(x, l.norm("post_self_attn_layernorm", l.attention(l.norm("input_layernorm", x))))
 		return ops.Add(x, l.norm("post_mlp_layernorm", l.fusedUnit(l.norm("post_attention_layernorm", x))))
+	},
+	gguf: &ggufForm{name: "glm4",
+		norms: map[string]string{"input_layernorm": "attn_norm", "post_self_attn_layernorm": "post_attention_norm", "post_attention_layernorm": "ffn_norm", "post_mlp_layernorm": "post_ffw_norm"},
+		more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+			if k.has("rope.dimension_sections") && k.err == nil { // their rows of q and k lie in another order
+				k.err = fmt.Errorf("%srope.dimension_sections is not supported (supported: none)", k.prefix)
+			}
+			f.setTurning(orElse(k, "rope.dimension_count", k.int, *f.HeadDim), *f.HeadDim)
+		},
 	},
 }
 

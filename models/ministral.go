@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/seafan/seafan/models/checkpoint"
 	"github.com/seafan/seafan/ops"
 )
 
@@ -48,6 +49,13 @@ var ministral3 = architecture{
 		f.RopeParameters = &r
 	},
 	layer: llamaLayer,
+	// The text of every mistral3: without keys of growth and scaling it is mistral.
+	gguf: &ggufForm{name: "mistral3", turned: true, norms: llamaNorms, more: func(k *ggufKeys, _ *checkpoint.Checkpoint, f *file) {
+		f.unsaidRope = &rope{
+			Growth:   new(tidy(orElse(k, "attention.temperature_scale", k.float, 0))),
+			Original: orElse(k, "rope.scaling.original_context_length", k.int, 0),
+		}
+	}},
 }
 
 // grown is a table whose turn multiplies by what queries grow to.

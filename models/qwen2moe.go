@@ -28,4 +28,5 @@ var qwen2Moe = architecture{
 		f.setWindows(c)
 	},
 	layer: sparseLayer,
+	gguf:  &qwen2MoeGGUF,
 }
