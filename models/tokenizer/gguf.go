@@ -144,7 +144,7 @@ var ggufPres = func() map[string]ggufPre {
 		"gpt-2 phi-2 mpt olmo jais":                   {patterns: []string{gpt2Pattern}},
 		"smollm starcoder refact command-r codeshell": {patterns: []string{`\p{N}`, gpt2Pattern}},
 		"llama-bpe llama3 llama-v3 falcon3":           {patterns: []string{llama3Pattern}, ignoreMerges: true, addBOS: true},
-		"dbrx smaug-bpe":                              {patterns: []string{llama3Pattern}},
+		"dbrx smaug-bpe glm4 chatglm-bpe":             {patterns: []string{llama3Pattern}},
 		"qwen2 deepseek-r1-qwen":                      {patterns: []string{qwenPattern}, nfc: true},
 		"stablelm2":                                   {patterns: []string{qwenPattern}},
 		"deepseek-v3":                                 {patterns: []string{`\p{N}{1,3}`, `[一-龥぀-ゟ゠-ヿ]+`, deepseek3Words}},

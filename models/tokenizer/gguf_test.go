@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -92,6 +93,26 @@ func TestGGUFByteLevel(t *testing.T) {
 	tok, err = FromGGUF(g)
 	require.NoError(t, err)
 	require.Equal(t, encode(t, tok, "x", false), encode(t, tok, "x", true))
+}
+
+// TestGGUFOfGLM4: words are cut as llama3's, but none is taken whole before its merges.
+func TestGGUFOfGLM4(t *testing.T) {
+	tok, err := FromGGUF(ggufOf(t, "testdata/llama3_style/tokenizer.json", "glm4"))
+	require.NoError(t, err)
+	file, err := os.ReadFile("testdata/llama3_style/tokenizer.json")
+	require.NoError(t, err)
+	merged := bytes.Replace(file, []byte(`"ignore_merges": true`), []byte(`"ignore_merges": false`), 1)
+	require.NotEqual(t, file, merged)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer.json"), merged, 0o600))
+	want, err := Open(dir)
+	require.NoError(t, err)
+	var g goldenFile
+	readJSON(t, "testdata/llama3_style/golden.json", &g)
+	for _, row := range g.Texts {
+		require.Equal(t, encode(t, want, row.Text, false), encode(t, tok, row.Text, false), row.Name)
+		require.Equal(t, encode(t, want, row.Text, false), encode(t, tok, row.Text, true), row.Name) // nothing in front
+	}
 }
 
 // savedGGUF is the tokenizer of the folder that a GGUF tokenizer is saved as.
