@@ -107,12 +107,17 @@ func CallOf(n *Node) Call {
 }
 
 // Param is the parameter that input i is, nil where it is not a leaf with
-// memory of its own. Through it a body finds what it keeps with a weight.
+// memory of its own, or is a value from before Store or Adopt. Through it a body
+// finds what it keeps with a weight.
 func (c *Call) Param(i int) *Param {
 	if c.node == nil || i >= len(c.node.in) {
 		return nil
 	}
-	return c.node.in[i].param
+	p := c.node.in[i].param
+	if p == nil || i < len(c.In) && !same(c.In[i].mem, p.Tensor().mem) {
+		return nil
+	}
+	return p
 }
 
 // Fed reports whether input i, or what it is a view of, is given to each run, and not

@@ -347,3 +347,45 @@ func TestFP8LinearsOfOneX(t *testing.T) {
 		}
 	}
 }
+
+// TestQuantizedCopiesAreOfTheValueThatIsRead: the codes that two executors keep with a
+// weight are each of the value that it reads, whichever runs first.
+func TestQuantizedCopiesAreOfTheValueThatIsRead(t *testing.T) {
+	const m, k, n = 3, 64, 48
+	x := optest.Cast[float32](optest.Normals("x", m*k, 1))
+	for _, o := range []ops.FP8WeightLinearOp{{}, {Activations: ops.StepPerRow}} {
+		run := func(b *graph.Builder) func() []float32 {
+			plan, err := b.Plan(ops.FP8WeightLinear(b.Input("x", dtype.Float32, m, k), b.Param("w", n, k), o))
+			require.NoError(t, err)
+			r, err := plan.Native()
+			require.NoError(t, err)
+			return func() []float32 {
+				require.NoError(t, r.Do(context.Background(), graph.Feeds{"x": x}))
+				v, err := r.Value(plan.Outputs[0])
+				require.NoError(t, err)
+				return append([]float32(nil), graph.Data[float32](v)...)
+			}
+		}
+		var wants [2][]float32
+		for i, seed := range []string{"old", "new"} { // each alone
+			ps := graph.NewParams()
+			p, err := ps.Add("w", graph.T(dtype.Float32, n, k), false)
+			require.NoError(t, err)
+			store(p, optest.Cast[float32](optest.Normals(seed, n*k, 1)))
+			wants[i] = run(graph.New(graph.Share(ps)))()
+		}
+		ps := graph.NewParams()
+		p, err := ps.Add("w", graph.T(dtype.Float32, n, k), false)
+		require.NoError(t, err)
+		store(p, optest.Cast[float32](optest.Normals("old", n*k, 1)))
+		before := run(graph.New(graph.Share(ps)))
+		value := graph.NewTensor(p.Type)
+		copy(graph.Data[float32](value), optest.Cast[float32](optest.Normals("new", n*k, 1)))
+		require.NoError(t, p.Store(dtype.Float32, value.Bytes()))
+		after := run(graph.New(graph.Share(ps)))
+		for range 2 {
+			require.Equal(t, wants[0], before(), "%+v", o)
+			require.Equal(t, wants[1], after(), "%+v", o)
+		}
+	}
+}
