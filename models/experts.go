@@ -97,7 +97,8 @@ func (l *layer) mixture(s *graph.Builder, e *Experts, x *graph.Node) *graph.Node
 	switch {
 	case e.Gated:
 		z := l.gated(s.Scope("shared_expert"), x, e.Shared)
-		y = ops.Add(y, ops.Mul(z, ops.KDABeta(linear(s, "shared_expert_gate", x, 1, false), false)))
+		sigmoid := ops.KDABeta(linear(s, "shared_expert_gate", x, 1, false), false)
+		y = ops.Add(y, ops.Mul(z, sigmoid))
 	case e.Shared > 0:
 		y = ops.Add(y, l.gated(s.Scope("shared_experts"), x, e.Shared))
 	}

@@ -231,7 +231,8 @@ func (ad *Adapted) usable() error {
 	return ad.Transformer.usable()
 }
 
-// Parameters is the number of trained numbers.
+// Parameters is how many numbers the matrices of the adapters have: those that are
+// trained, unless there are magnitudes.
 func (ad *Adapted) Parameters() int {
 	n := 0
 	for _, x := range ad.adapters {
