@@ -42,11 +42,17 @@ func fp8EncodeSome(codes []byte, x []float32, step float32, f *fp8Format) (taken
 	return 0
 }
 
-// reciprocal is 1/step as a sum of two numbers, right to 2^-48 of it.
+// reciprocal is 1/step as a sum of two numbers, right to 2^-46 of it, the second rounded
+// up. Neither is negative: of a zero, both products have its sign.
 func reciprocal(step float32) (hi, lo float32) {
 	r := 1 / float64(step)
-	hi = float32(r)
-	return hi, float32(r - float64(hi))
+	if hi = float32(r); float64(hi) > r {
+		hi = math.Nextafter32(hi, 0)
+	}
+	if lo = float32(r - float64(hi)); float64(lo) < r-float64(hi) {
+		lo = math.Nextafter32(lo, 1)
+	}
+	return hi, lo
 }
 
 // fp8DecodeSome computes the values of the first codes times step and returns

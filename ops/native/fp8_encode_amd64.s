@@ -5,9 +5,10 @@
 // Codes of 8-bit floats, 64 a turn, where bytes can be looked up (VBMI). Formulas
 // and constants are those of fp8.go.
 //
-// The quotient is x hi + x lo, hi + lo the reciprocal of the step: one rounding of
-// what differs from x / step by 2^-48 of it, which suffices for the codes
-// (TestFP8QuotientsAtTies). A sum of zeros times the quotients shows whether one is
+// The quotient is x hi + x lo, hi + lo the reciprocal of the step, neither negative, so
+// that a zero keeps its sign: one rounding of what differs from x / step by 2^-46 of
+// it, which suffices for the codes (TestFP8QuotientsAtTies; every mantissa of a step was
+// tried at every tie). A sum of zeros times the quotients shows whether one is
 // infinite or NaN. The number whose addition rounds has the sign of the quotient, so
 // that a sum holds all of a code: its sign, above, the exponent, and the units, below.
 // Turned by one bit, the last byte is the exponent and the first one the units and
